@@ -1,0 +1,1 @@
+"""Command-line experiments; each module answers one question."""

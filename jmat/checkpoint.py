@@ -1,0 +1,151 @@
+"""Hugging Face folder or hub id → model, and back.
+
+Every key of a checkpoint is consumed or ignored on purpose, every shape is checked, and all problems are reported
+together. Tensors are read one at a time, so that loading peaks at little more than the weights themselves.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from flax import nnx
+
+from jmat.config import ModelConfig
+from jmat.files import save_atomically
+from jmat.models import FAMILIES, build, read_config
+from jmat.models.family import Family, Key
+from jmat.tensor_files import TensorFiles, open_weights
+
+
+def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = ()) -> Any:
+    """The model of a Hugging Face folder, with parameters in `dtype`.
+
+    Raises:
+      FileNotFoundError: no config.json, no weights.
+      ValueError: a config field that is not implemented; missing, surplus or misshapen tensors (all of them, by name);
+        a corrupt file; weights that are not finite.
+    """
+    config = read_config(folder, ignore_config)
+    family = FAMILIES[config.family]
+    with open_weights(folder) as files:
+        names = _our_names(files, family)
+        config = _settle_head(config, family, names, files)
+        model = jax.eval_shape(lambda: build(config, nnx.Rngs(0)))
+        wanted = parameters(model)
+        chosen = _match(config, family, names, files, wanted)
+        arrays: dict[str, jax.Array] = {}
+        for key in family.keys(config):
+            tensor = files.read(chosen[key.file])
+            if not np.isfinite(tensor).all():
+                raise ValueError(f"{chosen[key.file]} in {folder} holds NaN or infinity; the checkpoint is damaged.")
+            for path, part in zip(key.params, key.layout.load(tensor), strict=True):
+                # copy=True: the array must not keep the file's tensor (or a slice of it) alive.
+                arrays[path] = jnp.array(part, dtype=dtype, copy=True)
+            del tensor
+    return with_parameters(model, arrays)
+
+
+def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:
+    """Writes config.json and model.safetensors as transformers does; whole or not at all."""
+    config, family = model.config, FAMILIES[model.config.family]
+    params = parameters(model)
+    tensors = {}
+    for key in family.keys(config):
+        tensor = key.layout.save(tuple(np.asarray(params[path]) for path in key.params))
+        tensors[_full_name(key.file, family)] = np.ascontiguousarray(tensor).astype(dtype)
+    hf = {**config.to_hf(), "dtype": dtype}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_atomically(folder / "config.json", lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"))
+    save_atomically(
+        folder / "model.safetensors",
+        lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
+    )
+
+
+def parameters(model: Any) -> dict[str, Any]:
+    """The model's parameters by dotted path, e.g. `blocks.3.attn.q.kernel`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(model)
+    return {_dotted(path): leaf for path, leaf in leaves}
+
+
+def with_parameters(model: Any, arrays: Mapping[str, jax.Array]) -> Any:
+    """The same model with other parameters, by dotted path."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
+    return jax.tree.unflatten(treedef, [arrays[_dotted(path)] for path, _ in leaves])
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+
+
+def _full_name(name: str, family: Family) -> str:
+    """The name under which a model saved with its head stores one of its base model's tensors."""
+    return name if name.startswith(family.head_prefixes) else family.prefix + name
+
+
+def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
+    """Name in the key table → name in the file: without the prefix, with new names for old ones."""
+    names = {}
+    for stored in files.shapes:
+        name = stored.removeprefix(family.prefix)
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        names[name] = stored
+    return names
+
+
+def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> ModelConfig:
+    """A checkpoint without any tensor of the head has none; a stored head that differs from the embedding is not tied.
+
+    Both are what transformers does, whatever the config says.
+    """
+    head = [key for key in family.keys(config) if all(path.startswith("head.") for path in key.params)]
+    if head and not any(name in names for key in head for name in (key.file, *key.aliases)):
+        return dataclasses.replace(config, has_head=False)
+    tied = [names.get(name) for name in family.tied]
+    if config.tied_head and None not in tied and not np.array_equal(*(files.read(name) for name in tied)):
+        hf = {**config.to_hf(), "tie_word_embeddings": False}
+        return dataclasses.replace(config, tied_head=False, hf=json.dumps(hf))
+    return config
+
+
+def _match(
+    config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles, wanted: Mapping[str, Any]
+) -> dict[str, str]:
+    """Key → name in the file. Raises ValueError with every missing, surplus and misshapen tensor."""
+    problems, chosen, used = [], {}, set()
+    for key in family.keys(config):
+        present = [name for name in (key.file, *key.aliases) if name in names]
+        used.update(present)
+        if not present:
+            problems.append(f"missing {_full_name(key.file, family)}")
+            continue
+        chosen[key.file] = names[present[0]]
+        expected = _file_shape(key, wanted)
+        shape = files.shapes[chosen[key.file]]
+        if shape != expected:
+            problems.append(f"{chosen[key.file]} has shape {shape}, expected {expected}")
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in family.ignored))
+    used.update(family.tied if config.tied_head else ())  # a copy of the embedding, stored once more
+    problems += [
+        f"surplus {stored}" for name, stored in names.items() if name not in used and not ignored.fullmatch(name)
+    ]
+    if problems:
+        raise ValueError(f"{files.folder} does not fit its config.json: {_listed(problems)}.")
+    return chosen
+
+
+def _file_shape(key: Key, wanted: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape that the file's tensor must have for our parameters to come out right."""
+    return key.layout.save(tuple(np.broadcast_to(np.int8(0), wanted[path].shape) for path in key.params)).shape
+
+
+def _listed(problems: list[str], most: int = 20) -> str:
+    more = f"; and {len(problems) - most} more" if len(problems) > most else ""
+    return "; ".join(problems[:most]) + more

@@ -1,0 +1,238 @@
+"""The forward pass: any stretch of blocks, any site read, any site replaced.
+
+One jitted program serves every block of a model (all have the same shapes), and `run` calls it in a Python loop: a
+sweep over layers compiles nothing new, and stopping early truly stops.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jmat.layers import Context
+from jmat.sites import Site, Tap, check_callables, check_names, gather, replace
+
+# What a block itself, in contrast to its parts, is called inside the jitted program.
+_OF_BLOCK = "block"
+
+
+def run(
+    model: Any,
+    inputs: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"],
+    *,
+    keep: tuple[str, ...] = (),
+    sites: Mapping[str, Site] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    mask: Bool[Array | np.ndarray, "B T"] | None = None,
+    segments: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
+    type_ids: Int[Array | np.ndarray, "B T"] | None = None,
+    read_at: Int[Array | np.ndarray, " B"] | Int[Array | np.ndarray, "B P"] | None = None,
+) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    """Runs blocks `start` .. `stop − 1` of a model, reading and replacing sites on the way.
+
+    Args:
+      model: as `jmat.load` gives it.
+      inputs: token ids [B, T], or a residual stream [B, T, D] to go on from (h_start).
+      keep: sites to return; see `jmat.sites` for the names. Nothing else is kept in memory.
+      sites: site name → callable pytree that stands in for it. A part that is replaced is not computed.
+      start: first block to run, 0 .. L. Above 0, `inputs` is a stream.
+      stop: the block to stop before; L (all blocks) by default.
+      mask: True where a token is real; padding may lie on either side.
+      segments: instead of a mask, which text each token belongs to (from 1; 0 is padding): several texts packed into
+        one row, blind to one another.
+      positions: index of each token in its text; by default counted from each text's first real token.
+      type_ids: token type ids (BERT's sentence A and B); zeros by default.
+      read_at: return kept sites at these positions only: [B] → [B, D], [B, P] → [B, P, D].
+
+    Returns:
+      The stream after the last block run, h_stop [B, T, D] (before the final norm), and the kept sites by name.
+
+    Raises:
+      ValueError: unknown site, a replacement that is no callable pytree or returns another shape, token id outside the
+        embedding, text longer than the positions, `start`/`stop` out of range, inputs that do not fit `start`.
+    """
+    config = model.config
+    L = config.layers
+    stop = L if stop is None else stop
+    sites = dict(sites or {})
+    check_names(keep, config, replace=False)
+    check_names(sites, config, replace=True)
+    check_callables(sites)
+    if not 0 <= start <= stop <= L:
+        raise ValueError(f"start={start}, stop={stop}: expected 0 <= start <= stop <= {L}, the model's blocks.")
+    _check_reached([*keep, *sites], start, stop, L)
+
+    inputs, context = _prepare(config, inputs, start, mask, segments, positions, type_ids)
+    read_at = None if read_at is None else jnp.asarray(read_at)
+    kept: dict[str, jax.Array] = {}
+    if jnp.issubdtype(inputs.dtype, jnp.floating):
+        x = inputs
+    elif "embed" in sites:
+        x = _replace_embed(sites["embed"], inputs)
+        if x.shape != (*inputs.shape, config.width):
+            raise ValueError(
+                f"the replacement for site 'embed' returned shape {x.shape}; expected {(*inputs.shape, config.width)}."
+            )
+    else:
+        x = _embed(model.embed, inputs, context.positions, type_ids)
+    if "embed" in keep:
+        kept["embed"] = gather(x, read_at)
+
+    for i in range(start, stop):
+        name = f"block.{i}"
+        if name in sites:
+            x = _apply(sites[name], x, name=_OF_BLOCK)
+            if name in keep:
+                kept[name] = gather(x, read_at)
+            continue
+        inside = name + "."
+        local_sites = {site.removeprefix(inside): part for site, part in sites.items() if site.startswith(inside)}
+        local_keep = tuple(site.removeprefix(inside) for site in keep if site.startswith(inside))
+        local_keep += (_OF_BLOCK,) if name in keep else ()
+        x, values = _block(
+            model.blocks[i], x, context._replace(layer=np.int32(i)), local_sites, read_at, keep=local_keep
+        )
+        kept |= {name if part == _OF_BLOCK else inside + part: value for part, value in values.items()}
+
+    final = {name for name in keep if name in ("final_norm.in", "final_norm", "logits")}
+    if final:
+        at_end = gather(x, read_at)
+        kept |= {"final_norm.in": at_end} if "final_norm.in" in final else {}
+        if final - {"final_norm.in"}:
+            normed = final_norm(model, at_end, sites)
+            kept |= {"final_norm": normed} if "final_norm" in final else {}
+            kept |= {"logits": unembed(model, normed, sites)} if "logits" in final else {}
+    return x, {name: kept[name] for name in keep}
+
+
+def logits(
+    model: Any, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
+) -> Float[Array, "*batch V"]:
+    """What the model predicts from a vector that stands in for the final stream h_L: `head(final_norm(x))`, in float32.
+
+    For GPT-2 the head is the unembedding after `ln_f`; for BERT the whole masked-language-model head. Of `sites`, those
+    named `final_norm` and `logits` apply.
+
+    Raises:
+      ValueError: the model has no head.
+    """
+    sites = dict(sites or {})
+    check_names(sites, model.config, replace=True)
+    check_callables(sites)
+    return unembed(model, final_norm(model, jnp.asarray(x), sites), sites)
+
+
+def final_norm(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
+    """The stream as the head reads it; the identity for a model without final norm."""
+    return _apply(sites.get("final_norm", model.final_norm), x, name="final_norm")
+
+
+def unembed(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch V"]:
+    """The head alone. Raises ValueError if the model has none."""
+    if "logits" in sites:
+        return _head_replacement(sites["logits"], x)
+    if model.head is None:
+        raise ValueError(
+            f"this {model.config.family} checkpoint has no language-model head, so it makes no predictions; "
+            "load one saved with its head (for BERT: BertForMaskedLM)."
+        )
+    return _head(model.head, x, model.embed.tokens.table[...])
+
+
+def _check_reached(names: list[str], start: int, stop: int, layers: int) -> None:
+    """A site outside the stretch that is run would be silently ignored: refuse it."""
+    for name in names:
+        kind, _, rest = name.partition(".")
+        index = int(rest.partition(".")[0]) if kind == "block" else {"embed": -1}.get(kind, layers)
+        reached = {-1: start == 0, layers: stop == layers}.get(index, start <= index < stop)
+        if not reached:
+            raise ValueError(f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are run.")
+
+
+def _prepare(config, inputs, start, mask, segments, positions, type_ids) -> tuple[jax.Array, Context]:
+    """Checks shapes and ids; derives segments from the mask and positions from the segments."""
+    inputs = jnp.asarray(inputs) if isinstance(inputs, jax.Array) else np.asarray(inputs)
+    is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
+    if is_tokens and (inputs.ndim != 2 or start > 0):
+        expected = "token ids [B, T]" if start == 0 else f"the stream [B, T, {config.width}] that enters block {start}"
+        raise ValueError(f"inputs are {inputs.dtype} {inputs.shape}; expected {expected}.")
+    if not is_tokens and (inputs.ndim != 3 or inputs.shape[-1] != config.width):
+        raise ValueError(
+            f"inputs are {inputs.dtype} {inputs.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
+        )
+    B, T = inputs.shape[:2]
+    for name, value in (("mask", mask), ("segments", segments), ("positions", positions), ("type_ids", type_ids)):
+        if value is not None and value.shape != (B, T):
+            raise ValueError(f"{name} has shape {value.shape}; expected {(B, T)}, that of the tokens.")
+    if mask is not None and segments is not None:
+        raise ValueError("give either mask or segments: segments already mark padding with 0.")
+    if config.num_positions < T:
+        raise ValueError(f"the text has {T} tokens; the model has positions for {config.num_positions}: cut the text.")
+    if is_tokens:
+        check_ids("token id", inputs, config.vocab_size)
+    if type_ids is not None:
+        check_ids("type id", type_ids, config.type_vocab_size or config.vocab_size)
+    if mask is not None:
+        segments = jnp.asarray(mask).astype(jnp.int32)
+    if positions is None:
+        positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T)) if segments is None else _count(segments)
+    else:
+        check_ids("position", positions, config.num_positions)
+    return inputs, Context(jnp.asarray(positions), None if segments is None else jnp.asarray(segments), np.int32(0))
+
+
+def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> None:
+    """Raises ValueError for an id outside [0, size): JAX would clamp it silently. Traced ids cannot be checked."""
+    if isinstance(ids, jax.core.Tracer) or ids.size == 0:
+        return
+    host = np.asarray(ids)
+    bad = (host < 0) | (host >= size)
+    if bad.any():
+        where = tuple(int(axis) for axis in np.argwhere(bad)[0])
+        raise ValueError(f"{what} {host[where]} at {where} is outside the model's range 0 .. {size - 1}.")
+
+
+@jax.jit
+def _count(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Index of each token in its own segment; padding gets 0."""
+    T = segments.shape[1]
+    same = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((T, T), bool), k=-1)
+    return jnp.where(segments > 0, same.sum(-1, dtype=jnp.int32), 0)
+
+
+@jax.jit
+def _embed(embed, tokens, positions, type_ids):
+    with jax.named_scope("embed"):
+        return embed(tokens, positions, type_ids)
+
+
+@jax.jit
+def _replace_embed(site, tokens):
+    return site(tokens)
+
+
+@jax.jit(static_argnames=("keep",))
+def _block(block, x, context, sites, read_at, *, keep):
+    tap = Tap(sites, keep, read_at)
+    return tap.read(_OF_BLOCK, block(x, context, tap)), tap.kept
+
+
+@jax.jit(static_argnames=("name",))
+def _apply(part, x, *, name):
+    return replace(name, part, x, x.shape)
+
+
+@jax.jit
+def _head(head, x, table):
+    with jax.named_scope("logits"):
+        return head(x, table)
+
+
+@jax.jit
+def _head_replacement(site, x):
+    return site(x)

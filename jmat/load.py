@@ -1,0 +1,93 @@
+"""`jmat.load`: a model and its tokenizer by bundled name, local folder or hub id."""
+
+import pathlib
+from typing import Any
+
+import huggingface_hub
+import huggingface_hub.errors
+
+from jmat.checkpoint import load_model
+
+_BUNDLED = pathlib.Path(__file__).parent / "bundled"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load(
+    name_or_folder: str | pathlib.Path,
+    *,
+    dtype: str = "float32",
+    revision: str | None = None,
+    ignore_config: tuple[str, ...] = (),
+) -> tuple[Any, Any]:
+    """Loads a model and its tokenizer.
+
+    Args:
+      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`), a folder in Hugging Face format, or a hub id (`gpt2`).
+      dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
+      revision: branch, tag or commit of a hub id.
+      ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+
+    Returns:
+      The model, and its tokenizer (None if the folder has none). No code that comes with a checkpoint is ever run.
+
+    Raises:
+      FileNotFoundError: no such model, here or on the hub.
+      ValueError: a checkpoint that jmat does not implement, or that is damaged; all problems in one message.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
+    folder = find(name_or_folder, revision=revision)
+    return load_model(folder, dtype=dtype, ignore_config=ignore_config), load_tokenizer(folder)
+
+
+def bundled() -> list[str]:
+    """Names of the models that come with jmat."""
+    return sorted(path.parent.name for path in _BUNDLED.glob("*/config.json"))
+
+
+def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> pathlib.Path:
+    """The local folder of a model; downloads a hub id (config, weights, tokenizer) unless it is cached."""
+    name = str(name_or_folder)
+    if (_BUNDLED / name).is_dir() and name in bundled():
+        return _BUNDLED / name
+    folder = pathlib.Path(name_or_folder)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ValueError(f"{name} is a file; expected the folder that holds config.json and the weights.")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no folder {name}.")
+    return _download(name, revision)
+
+
+def load_tokenizer(folder: pathlib.Path) -> Any:
+    """The folder's tokenizer, or None if it has no tokenizer files."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
+        return None
+    import transformers  # here, because it takes seconds to import
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {folder} does not load: {str(error).splitlines()[0]}") from None
+
+
+def _download(name: str, revision: str | None) -> pathlib.Path:
+    errors = huggingface_hub.errors
+    about = ["*.json", "vocab.txt", "merges.txt", "tokenizer.model"]
+
+    def fetch(weights: str) -> pathlib.Path:
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*about, weights])
+        )
+
+    elsewhere = f"no model {name!r}: not bundled ({', '.join(bundled())}), not a local folder"
+    try:
+        folder = fetch("model*.safetensors")
+        return folder if any(folder.glob("model*.safetensors")) else fetch("pytorch_model*.bin")
+    except errors.LocalEntryNotFoundError:
+        raise FileNotFoundError(
+            f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise FileNotFoundError(f"{elsewhere}, and the hub says: {str(error).splitlines()[0]}") from None

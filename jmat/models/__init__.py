@@ -1,0 +1,43 @@
+"""The architectures, by Hugging Face's `model_type`."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from jmat.config import ModelConfig
+from jmat.models import bert, gpt2
+from jmat.models.family import Family
+
+FAMILIES: dict[str, Family] = {"gpt2": gpt2.FAMILY, "bert": bert.FAMILY}
+
+
+def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """The ModelConfig of a config.json. Raises ValueError for an architecture or a field that is not implemented."""
+    model_type = hf.get("model_type")
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"model_type={model_type!r} is not implemented; jmat implements {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[model_type].config(hf, ignore)
+
+
+def build(config: ModelConfig, rngs: nnx.Rngs) -> Any:
+    """A model with random weights."""
+    return FAMILIES[config.family].model(config, rngs=rngs)
+
+
+def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """The ModelConfig of a folder. Raises FileNotFoundError or ValueError where its config.json is not usable."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json; expected a Hugging Face model folder.")
+    try:
+        hf = json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); download the model again.") from None
+    if not isinstance(hf, dict):
+        raise ValueError(f"{path} holds a {type(hf).__name__}; expected an object of config fields.")
+    return config_from_hf(hf, ignore)
