@@ -6,6 +6,7 @@ together. Tensors are read one at a time, so that loading peaks at little more t
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
 import safetensors.numpy
 from flax import nnx
 
@@ -21,7 +23,7 @@ from jmat.config import ModelConfig
 from jmat.files import save_atomically
 from jmat.models import FAMILIES, build, read_config
 from jmat.models.family import Family, Key
-from jmat.tensor_files import TensorFiles, open_weights
+from jmat.tensor_files import FLOATS, TensorFiles, open_weights
 
 
 def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = ()) -> Any:
@@ -41,14 +43,13 @@ def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: t
         wanted = parameters(model)
         chosen = _match(config, family, names, files, wanted)
         arrays: dict[str, jax.Array] = {}
-        for key in family.keys(config):
+        # The largest first, while there is room for a second copy of it.
+        for key in sorted(family.keys(config), key=lambda key: -math.prod(files.shapes[chosen[key.file]])):
             tensor = files.read(chosen[key.file])
-            if not np.isfinite(tensor).all():
-                raise ValueError(f"{chosen[key.file]} in {folder} holds NaN or infinity; the checkpoint is damaged.")
+            _check_finite(tensor, chosen[key.file], folder, dtype)
             for path, part in zip(key.params, key.layout.load(tensor), strict=True):
-                # copy=True: the array must not keep the file's tensor (or a slice of it) alive.
-                arrays[path] = jnp.array(part, dtype=dtype, copy=True)
-            del tensor
+                arrays[path] = jnp.asarray(part, dtype=dtype)
+            del tensor, part
     return with_parameters(model, arrays)
 
 
@@ -63,10 +64,14 @@ def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> N
     hf = {**config.to_hf(), "dtype": dtype}
     folder.mkdir(parents=True, exist_ok=True)
     save_atomically(folder / "config.json", lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"))
-    save_atomically(
-        folder / "model.safetensors",
-        lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
-    )
+    save_atomically(folder / "model.safetensors", lambda path: _write_safetensors(path, tensors))
+
+
+def _write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
+    try:
+        safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:  # what it makes of a full disk, among others
+        raise OSError(str(error)) from None
 
 
 def parameters(model: Any) -> dict[str, Any]:
@@ -87,15 +92,20 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 def _full_name(name: str, family: Family) -> str:
     """The name under which a model saved with its head stores one of its base model's tensors."""
-    return name if name.startswith(family.head_prefixes) else family.prefix + name
+    return name if name.startswith(family.head_prefixes) else family.prefixes[0] + name
 
 
 def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
     """Name in the key table → name in the file: without the prefix, with new names for old ones."""
     names = {}
     for stored in files.shapes:
-        name = stored.removeprefix(family.prefix)
+        prefix = next((prefix for prefix in family.prefixes if stored.startswith(prefix)), "")
+        name = stored.removeprefix(prefix)
+        for old, new in family.renamed:
+            name = re.sub(f"^{old}", new, name)
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        if name in names:
+            raise ValueError(f"{files.folder} holds both {names[name]} and {stored}, which are the same tensor of a model.")
         names[name] = stored
     return names
 
@@ -108,8 +118,8 @@ def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], 
     head = [key for key in family.keys(config) if all(path.startswith("head.") for path in key.params)]
     if head and not any(name in names for key in head for name in (key.file, *key.aliases)):
         return dataclasses.replace(config, has_head=False)
-    tied = [names.get(name) for name in family.tied]
-    if config.tied_head and None not in tied and not np.array_equal(*(files.read(name) for name in tied)):
+    tied = [names[name] for name in family.tied if name in names]
+    if config.tied_head and len(tied) == 2 and not files.equal(*tied):
         hf = {**config.to_hf(), "tie_word_embeddings": False}
         return dataclasses.replace(config, tied_head=False, hf=json.dumps(hf))
     return config
@@ -128,11 +138,17 @@ def _match(
             continue
         chosen[key.file] = names[present[0]]
         expected = _file_shape(key, wanted)
-        shape = files.shapes[chosen[key.file]]
+        shape, stored_as = files.shapes[chosen[key.file]], files.dtypes[chosen[key.file]]
         if shape != expected:
             problems.append(f"{chosen[key.file]} has shape {shape}, expected {expected}")
+        if stored_as not in FLOATS:
+            problems.append(f"{chosen[key.file]} is {stored_as}, expected {', '.join(FLOATS)}")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in family.ignored))
     used.update(family.tied if config.tied_head else ())  # a copy of the embedding, stored once more
+    taken = set(names.values())
+    problems += [
+        f"{stored} is stored twice, under another prefix too" for stored in files.shapes if stored not in taken
+    ]
     problems += [
         f"surplus {stored}" for name, stored in names.items() if name not in used and not ignored.fullmatch(name)
     ]
@@ -144,6 +160,17 @@ def _match(
 def _file_shape(key: Key, wanted: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape that the file's tensor must have for our parameters to come out right."""
     return key.layout.save(tuple(np.broadcast_to(np.int8(0), wanted[path].shape) for path in key.params)).shape
+
+
+def _check_finite(tensor: np.ndarray, name: str, folder: pathlib.Path, dtype: str) -> None:
+    """Raises ValueError for NaN and infinity, and for values that overflow in `dtype`."""
+    with np.errstate(invalid="ignore"):
+        extremes = float(tensor.min()), float(tensor.max())
+    if not np.isfinite(extremes).all():
+        raise ValueError(f"{name} in {folder} holds NaN or infinity; the checkpoint is damaged.")
+    largest = float(jnp.finfo(dtype).max)
+    if max(-extremes[0], extremes[1]) > largest:
+        raise ValueError(f"{name} in {folder} holds values beyond {largest:g}, the most that {dtype} can; use float32.")
 
 
 def _listed(problems: list[str], most: int = 20) -> str:

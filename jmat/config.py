@@ -7,6 +7,24 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Rotary position embedding: pairs of coordinates of queries and keys are turned by position · frequency.
+
+    `jmat.rotary` says how the frequencies follow from these.
+    """
+
+    width: int  # coordinates of a head that are turned; the rest of them pass unchanged
+    theta: float = 10000.0
+    kind: str = "default"  # how frequencies are scaled: default, linear, llama3 or yarn
+    factor: float = 1.0  # how much longer than in training texts may be
+    trained_positions: int = 0  # longest text in training, before the scaling
+    slow_turns: float = 1.0  # pairs that turn less often than this over `trained_positions` are slowed by `factor`
+    fast_turns: float = 1.0  # those that turn more often stay; in between is a ramp
+    whole_pairs: bool = True  # (yarn) the ramp starts and ends at whole pairs
+    amplitude: float = 1.0  # of cosine and sine
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
@@ -27,9 +45,28 @@ class ModelConfig:
     causal: bool
     tied_head: bool
     has_head: bool = True
-    type_vocab_size: int = 0
+    type_vocab_size: int = 0  # token types that the embedding knows; 0: none
+    # What differs between families; the defaults are what most of them do.
+    kv_heads: int | None = None  # heads that keys and values have; H by default
     scale_attention: bool = True  # by 1/sqrt(K)
     scale_attention_by_layer: bool = False  # by 1/(i + 1) in block i, besides
+    windows: tuple[int, ...] = ()  # per block: a token sees the last so many tokens, itself included; (): all
+    rotary: Rotary | None = None  # rotary positions
+    alibi: bool = False  # attention biased by distance
+    position_offset: int = 0  # row of the position table that position 0 reads
+    qkv_bias: bool = True
+    out_bias: bool = True  # of the projection that ends attention
+    ffn_bias: bool = True
+    gated_ffn: bool = False  # activation(gate(x)) · up(x)
+    qk_norm: bool = False  # each head's queries and keys are normed
+    norm_affine: bool = True  # norms have parameters
+    norm_scale_offset: float = 0.0  # what is added to the norms' stored scale
+    pre_norm: bool = True
+    final_norm: bool = True
+    parallel: bool = False  # attention and feed-forward read the same stream
+    residual_from_norm: bool = False  # the residual adds start from the norm's output instead of its input
+    embed_width: int | None = None  # of the token table; D by default
+    embed_scale: float = 1.0
     init_std: float = 0.02
     # The config.json that this was read from: what a saved copy of the model starts from.
     hf: str = dataclasses.field(default="{}", repr=False, compare=False)
@@ -97,8 +134,8 @@ class ConfigReader:
     def number(self, name: str, default: float) -> float:
         """A finite number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self._problems.append(f"{name}={value!r} should be a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:  # NaN fails too
+            self._problems.append(f"{name}={value!r} should be a finite number")
             return default
         return float(value)
 
@@ -113,7 +150,7 @@ class ConfigReader:
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         """One of the choices that jmat implements."""
         value = self.get(name, default)
-        if value not in set(choices):
+        if value not in list(choices):  # a list, not a set: a malformed value need not be hashable
             self._problems.append(f"{name}={value!r} is not implemented (implemented: {', '.join(sorted(choices))})")
         return value
 

@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jmat.layers import Context
 from jmat.sites import Site, Tap, check_callables, check_names, gather, replace
 
-# What a block itself, in contrast to its parts, is called inside the jitted program.
-_OF_BLOCK = "block"
+# What a block itself, in contrast to its parts, is called inside the jitted program that all blocks share.
+_OF_BLOCK = ""
 
 
 def run(
@@ -53,25 +53,30 @@ def run(
       The stream after the last block run, h_stop [B, T, D] (before the final norm), and the kept sites by name.
 
     Raises:
-      ValueError: unknown site, a replacement that is no callable pytree or returns another shape, token id outside the
-        embedding, text longer than the positions, `start`/`stop` out of range, inputs that do not fit `start`.
+      ValueError: unknown site, a site that is never reached, a replacement that is no callable pytree or returns
+        another shape, token id outside the embedding, text longer than the positions, `start`/`stop` out of range,
+        inputs that do not fit `start`.
     """
     config = model.config
     L = config.layers
     stop = L if stop is None else stop
     sites = dict(sites or {})
+    if isinstance(keep, str):
+        raise ValueError(f"keep={keep!r} is one name; expected a tuple of names, such as keep=({keep!r},).")
     check_names(keep, config, replace=False)
     check_names(sites, config, replace=True)
     check_callables(sites)
     if not 0 <= start <= stop <= L:
         raise ValueError(f"start={start}, stop={stop}: expected 0 <= start <= stop <= {L}, the model's blocks.")
-    _check_reached([*keep, *sites], start, stop, L)
+    _check_reached([*keep, *sites], sites, start, stop, L)
 
     inputs, context = _prepare(config, inputs, start, mask, segments, positions, type_ids)
-    read_at = None if read_at is None else jnp.asarray(read_at)
+    read_at = None if read_at is None else _check_read_at(read_at, *inputs.shape[:2])
     kept: dict[str, jax.Array] = {}
     if jnp.issubdtype(inputs.dtype, jnp.floating):
-        x = inputs
+        if "embed" in sites:
+            raise ValueError("site 'embed' is replaced, but the inputs are a stream, which needs no embedding.")
+        x = inputs.astype(model_dtype(model))
     elif "embed" in sites:
         x = _replace_embed(sites["embed"], inputs)
         if x.shape != (*inputs.shape, config.width):
@@ -86,7 +91,7 @@ def run(
     for i in range(start, stop):
         name = f"block.{i}"
         if name in sites:
-            x = _apply(sites[name], x, name=_OF_BLOCK)
+            x = _apply(sites[name], x, name="block.{i}")
             if name in keep:
                 kept[name] = gather(x, read_at)
             continue
@@ -124,7 +129,9 @@ def logits(
     sites = dict(sites or {})
     check_names(sites, model.config, replace=True)
     check_callables(sites)
-    return unembed(model, final_norm(model, jnp.asarray(x), sites), sites)
+    if x.shape[-1] != model.config.width or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x is {x.dtype} {x.shape}; expected a stream [..., {model.config.width}].")
+    return unembed(model, final_norm(model, jnp.asarray(x, model_dtype(model)), sites), sites)
 
 
 def final_norm(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
@@ -144,10 +151,18 @@ def unembed(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) 
     return _head(model.head, x, model.embed.tokens.table[...])
 
 
-def _check_reached(names: list[str], start: int, stop: int, layers: int) -> None:
-    """A site outside the stretch that is run would be silently ignored: refuse it."""
+def model_dtype(model: Any) -> jnp.dtype:
+    """The dtype of a model's parameters, and so of its stream."""
+    return model.embed.tokens.table.dtype
+
+
+def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int) -> None:
+    """A site outside the stretch that is run, or in a block that is replaced, would be silently ignored: refuse it."""
     for name in names:
         kind, _, rest = name.partition(".")
+        block = ".".join(name.split(".")[:2])
+        if block != name and block in sites:
+            raise ValueError(f"site {name!r} is never reached: {block!r} is replaced, and so not computed.")
         index = int(rest.partition(".")[0]) if kind == "block" else {"embed": -1}.get(kind, layers)
         reached = {-1: start == 0, layers: stop == layers}.get(index, start <= index < stop)
         if not reached:
@@ -156,7 +171,7 @@ def _check_reached(names: list[str], start: int, stop: int, layers: int) -> None
 
 def _prepare(config, inputs, start, mask, segments, positions, type_ids) -> tuple[jax.Array, Context]:
     """Checks shapes and ids; derives segments from the mask and positions from the segments."""
-    inputs = jnp.asarray(inputs) if isinstance(inputs, jax.Array) else np.asarray(inputs)
+    inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
     is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
     if is_tokens and (inputs.ndim != 2 or start > 0):
         expected = "token ids [B, T]" if start == 0 else f"the stream [B, T, {config.width}] that enters block {start}"
@@ -166,24 +181,45 @@ def _prepare(config, inputs, start, mask, segments, positions, type_ids) -> tupl
             f"inputs are {inputs.dtype} {inputs.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
         )
     B, T = inputs.shape[:2]
+    if B * T == 0:
+        raise ValueError(f"inputs have shape {inputs.shape}: there is no token to run the model on.")
     for name, value in (("mask", mask), ("segments", segments), ("positions", positions), ("type_ids", type_ids)):
         if value is not None and value.shape != (B, T):
             raise ValueError(f"{name} has shape {value.shape}; expected {(B, T)}, that of the tokens.")
+        if value is not None and not jnp.issubdtype(value.dtype, np.bool_ if name == "mask" else jnp.integer):
+            expected = "booleans, True where a token is real" if name == "mask" else "integers"
+            raise ValueError(f"{name} is {value.dtype}; expected {expected}.")
     if mask is not None and segments is not None:
         raise ValueError("give either mask or segments: segments already mark padding with 0.")
-    if config.num_positions < T:
-        raise ValueError(f"the text has {T} tokens; the model has positions for {config.num_positions}: cut the text.")
     if is_tokens:
         check_ids("token id", inputs, config.vocab_size)
     if type_ids is not None:
-        check_ids("type id", type_ids, config.type_vocab_size or config.vocab_size)
+        if not config.type_vocab_size:
+            raise ValueError(f"type_ids were given, but {config.family} models have no token types; leave them out.")
+        check_ids("type id", type_ids, config.type_vocab_size)
     if mask is not None:
         segments = jnp.asarray(mask).astype(jnp.int32)
     if positions is None:
         positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T)) if segments is None else _count(segments)
+        # A row may be longer than the model's positions, if none of the texts in it is.
+        if config.num_positions < T and not isinstance(positions, jax.core.Tracer):
+            longest = int(positions.max()) + 1
+            if config.num_positions < longest:
+                raise ValueError(
+                    f"a text has {longest} tokens; the model has positions for {config.num_positions}: cut the text."
+                )
     else:
         check_ids("position", positions, config.num_positions)
-    return inputs, Context(jnp.asarray(positions), None if segments is None else jnp.asarray(segments), np.int32(0))
+    segments = None if segments is None else jnp.asarray(segments)
+    return jnp.asarray(inputs), Context(jnp.asarray(positions), segments, np.int32(0))
+
+
+def _check_read_at(read_at: jax.Array | np.ndarray, batch: int, length: int) -> jax.Array:
+    """Positions to read, [B] or [B, P]."""
+    if read_at.ndim not in (1, 2) or read_at.shape[0] != batch or not jnp.issubdtype(read_at.dtype, jnp.integer):
+        raise ValueError(f"read_at is {read_at.dtype} {read_at.shape}; expected integers [{batch}] or [{batch}, P].")
+    check_ids("read_at position", read_at, length)
+    return jnp.asarray(read_at)
 
 
 def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> None:
@@ -219,7 +255,7 @@ def _replace_embed(site, tokens):
 @jax.jit(static_argnames=("keep",))
 def _block(block, x, context, sites, read_at, *, keep):
     tap = Tap(sites, keep, read_at)
-    return tap.read(_OF_BLOCK, block(x, context, tap)), tap.kept
+    return tap.read(_OF_BLOCK, block(x, context, tap)), tap.finish()
 
 
 @jax.jit(static_argnames=("name",))

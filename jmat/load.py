@@ -50,7 +50,7 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     name = str(name_or_folder)
     if (_BUNDLED / name).is_dir() and name in bundled():
         return _BUNDLED / name
-    folder = pathlib.Path(name_or_folder)
+    folder = pathlib.Path(name_or_folder).expanduser()
     if folder.is_dir():
         return folder
     if folder.is_file():
@@ -67,27 +67,33 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
     import transformers  # here, because it takes seconds to import
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(f"the tokenizer in {folder} does not load: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"the tokenizer in {folder} does not load: {_first_line(error)}") from None
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
     errors = huggingface_hub.errors
     about = ["*.json", "vocab.txt", "merges.txt", "tokenizer.model"]
+    safe, pickled = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
-    def fetch(weights: str) -> pathlib.Path:
+    def fetch(weights: list[str]) -> pathlib.Path:
         return pathlib.Path(
-            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*about, weights])
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*about, *weights])
         )
 
-    elsewhere = f"no model {name!r}: not bundled ({', '.join(bundled())}), not a local folder"
+    at = "" if revision is None else f" at revision {revision!r}"
+    elsewhere = f"no model {name!r}{at}: not bundled ({', '.join(bundled())}), not a local folder"
     try:
-        folder = fetch("model*.safetensors")
-        return folder if any(folder.glob("model*.safetensors")) else fetch("pytorch_model*.bin")
+        folder = fetch(safe)
+        return folder if any(folder.glob("model*.safetensors")) else fetch(pickled)
     except errors.LocalEntryNotFoundError:
         raise FileNotFoundError(
             f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
         ) from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{elsewhere}, and the hub says: {str(error).splitlines()[0]}") from None
+    except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise FileNotFoundError(f"{elsewhere}, and the hub says: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,8 +17,17 @@ The names are the same for every architecture; `i` counts blocks from 0:
 kept, not replaced.
 
 What the residual arithmetic is, by wiring:
-- pre-norm (GPT-2): `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(mid))`;
-- post-norm (BERT): `mid = in + attn(in)`, `out = ln_2(ln_1(mid) + ffn(ln_1(mid)))`.
+- pre-norm (GPT-2, GPT-Neo, OPT, BLOOM, LLaMA and its relatives, NeoX where it is sequential):
+  `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(mid))`;
+- post-norm (BERT, RoBERTa, DistilBERT, OPT-350m):
+  `mid = in + attn(in)`, `out = ln_2(ln_1(mid) + ffn(ln_1(mid)))`;
+- parallel (NeoX, Pythia): `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(in))`;
+- pre-norm with the residual from the norm (a BLOOM option):
+  `mid = ln_1(in) + attn(ln_1(in))`, `out = ln_2(mid) + ffn(ln_2(mid))`.
+
+`embed` is all that comes before block 0: positions where they are embedded, BERT's and BLOOM's norm, Gemma's scale,
+OPT-350m's projection up to D. `logits` is all that comes after the final norm: the unembedding, BERT's transform,
+OPT-350m's projection down. `final_norm` is therefore D wide everywhere, and is the identity in post-norm models.
 """
 
 import difflib
@@ -72,7 +81,7 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
 
 
 def check_callables(sites: Mapping[str, Any]) -> None:
-    """Raises ValueError for replacements that are not callable pytrees: a bare function would be traced anew each time."""
+    """Raises ValueError for replacements that are not callable pytrees: a bare function would be traced each time."""
     for name, site in sites.items():
         leaves = jax.tree.leaves(site)
         if not callable(site) or any(leaf is site for leaf in leaves):
@@ -93,7 +102,8 @@ class Tap:
         self._sites = sites
         self._keep = frozenset(keep)
         self._read_at = read_at
-        self.kept: dict[str, jax.Array] = {}
+        self._kept: dict[str, jax.Array] = {}
+        self._used: set[str] = set()
 
     def __call__(
         self, name: str, part: Callable[..., jax.Array], x: jax.Array, *context: Any, width: int | None = None
@@ -101,7 +111,8 @@ class Tap:
         self.read(f"{name}.in", x)
         with jax.named_scope(name):
             if name in self._sites:
-                y = replace(name, self._sites[name], x, (*x.shape[:-1], width or x.shape[-1]))
+                self._used.add(name)
+                y = replace(f"block.{{i}}.{name}", self._sites[name], x, (*x.shape[:-1], width or x.shape[-1]))
             else:
                 y = part(x, *context)
         return self.read(name, y)
@@ -113,8 +124,18 @@ class Tap:
     def read(self, name: str, value: jax.Array) -> jax.Array:
         """Records the value if it is kept; returns it unchanged."""
         if name in self._keep:
-            self.kept[name] = gather(value, self._read_at)
+            self._kept[name] = gather(value, self._read_at)
         return value
+
+    def finish(self) -> dict[str, jax.Array]:
+        """What was kept, by name. Raises ValueError for a site inside a part that is replaced: it was never reached."""
+        unreached = (self._keep - self._kept.keys()) | (self._sites.keys() - self._used)
+        if unreached:
+            raise ValueError(
+                f"site 'block.{{i}}.{min(unreached)}' is never reached: the part of the block that holds it is "
+                "replaced, and so not computed."
+            )
+        return self._kept
 
 
 def replace(name: str, site: Site, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -1,9 +1,15 @@
-"""The weight files of a Hugging Face folder, read one tensor at a time; nothing in them is ever executed."""
+"""The weight files of a Hugging Face folder, read one tensor at a time; nothing in them is ever executed.
+
+Nothing stays mapped and each tensor is read into memory that JAX can take over as it is, so that loading a model needs
+little more memory than the model.
+"""
 
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,14 +17,30 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+# The dtypes that hold weights, as safetensors calls them.
+FLOATS: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
+_ALL = slice(None)
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorFiles:
-    """The tensors of a folder: their shapes by name, and a way to read one."""
+    """The tensors of a folder: shape and dtype by name, and how to read one.
+
+    `read(name, rows)` returns an array that is the caller's own, of a tensor whose dtype is among `FLOATS`: all of it,
+    or some rows of its first axis.
+    """
 
     folder: pathlib.Path
     shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str], np.ndarray]
+    dtypes: Mapping[str, str]
+    read: Callable[..., np.ndarray]
+
+    def equal(self, a: str, b: str, *, rows: int = 4096) -> bool:
+        """Whether two tensors are the same, without holding either of them whole."""
+        pieces = (slice(i, i + rows) for i in range(0, max(self.shapes[a], default=1), rows))
+        return self.shapes[a] == self.shapes[b] and all(
+            np.array_equal(self.read(a, piece), self.read(b, piece)) for piece in pieces
+        )
 
 
 @contextlib.contextmanager
@@ -45,8 +67,8 @@ def open_weights(folder: pathlib.Path) -> Iterator[TensorFiles]:
 
 def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted({str(name) for name in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a shard index ({error!r}); download it again.") from None
     outside = [name for name in names if pathlib.Path(name).name != name]
     if outside:
@@ -57,30 +79,66 @@ def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     return [folder / name for name in names]
 
 
+def _refuse_twice(name: str, path: pathlib.Path, where: Mapping[str, pathlib.Path]) -> None:
+    if name in where:
+        raise ValueError(f"{name} is stored twice, in {where[name].name} and in {path.name}, in {path.parent}.")
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------------
+
+
 def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
-    shapes: dict[str, tuple[int, ...]] = {}
     where: dict[str, pathlib.Path] = {}
+    first_byte: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
     for path in paths:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                shapes[name] = tuple(file.get_slice(name).get_shape())
-                where[name] = path
+        header, start = _header(path)
+        for name, about in header.items():
+            _refuse_twice(name, path, where)
+            where[name], first_byte[name] = path, start + about["data_offsets"][0]
+            shapes[name], dtypes[name] = tuple(about["shape"]), about["dtype"]
 
-    def read(name: str) -> np.ndarray:
-        # Opened anew for each tensor: closing unmaps the file, else its pages would count as ours.
-        with _opened(where[name]) as file:
-            return file.get_tensor(name)
+    def read(name: str, rows: slice = _ALL) -> np.ndarray:
+        shape, dtype = shapes[name], np.dtype(FLOATS[dtypes[name]])
+        skipped = 0
+        if shape:
+            first, last, _ = rows.indices(shape[0])
+            skipped, shape = first * math.prod(shape[1:]), (last - first, *shape[1:])
+        buffer = _aligned(math.prod(shape) * dtype.itemsize)
+        with where[name].open("rb") as file:
+            file.seek(first_byte[name] + skipped * dtype.itemsize)
+            file.readinto(buffer)
+        return buffer.view(dtype).reshape(shape)
 
-    return TensorFiles(folder, shapes, read)
+    return TensorFiles(folder, shapes, dtypes, read)
 
 
-@contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
+def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
+    """What a file says about its tensors, and where their bytes begin. `safe_open` checks that the two agree."""
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            yield file
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is truncated or not a safetensors file ({error}); download it again.") from None
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Bytes at an address that is a multiple of 64: JAX takes such an array on a CPU over instead of copying it."""
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + size]
+
+
+# --- PyTorch pickles --------------------------------------------------------------------------------------------------
+
+# How much of a mapped file may be read before it is mapped anew, which lets go of the pages read so far.
+_MAPPED_BYTES = 1 << 26
 
 
 def _pickle(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
@@ -88,28 +146,50 @@ def _pickle(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
         import torch
     except ImportError:
         raise ValueError(
-            f"{paths[0]} is a PyTorch pickle, which only torch can read safely; install torch, or convert the model where "
-            "torch is: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) writes model.safetensors."
+            f"{paths[0]} is a PyTorch pickle, which only torch can read safely; install torch, or, where torch is, "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) writes model.safetensors."
         ) from None
-    tensors: dict[str, Any] = {}
+    where: dict[str, pathlib.Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+    opened = {}
     for path in paths:
-        try:
-            part = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=torch.serialization._is_zipfile(path.open("rb"))
-            )
-        except Exception as error:
-            raise ValueError(
-                f"{path} is corrupt or holds something else than tensors; it was not loaded "
-                f"({str(error).splitlines()[0]})."
-            ) from None
-        if not isinstance(part, dict) or not all(isinstance(value, torch.Tensor) for value in part.values()):
-            raise ValueError(f"{path} is not a table of named tensors; it was not loaded.")
-        tensors |= part
+        opened[path] = _load_pickle(path)
+        for name, tensor in opened[path].items():
+            _refuse_twice(name, path, where)
+            where[name], shapes[name] = path, tuple(tensor.shape)
+            dtypes[name] = names.get(tensor.dtype, str(tensor.dtype))
+    touched = 0
 
-    def read(name: str) -> np.ndarray:
-        tensor = tensors[name]
+    def read(name: str, rows: slice = _ALL) -> np.ndarray:
+        nonlocal touched
+        path = where[name]
+        if touched > _MAPPED_BYTES:
+            touched = 0
+            for other in [path for path in opened if zipfile.is_zipfile(path)]:
+                del opened[other]
+        if path not in opened:
+            opened[path] = _load_pickle(path)
+        tensor = opened[path][name].detach()
+        tensor = (tensor[rows] if tensor.ndim else tensor).clone(memory_format=torch.contiguous_format)
+        touched += tensor.nbytes
         if tensor.dtype == torch.bfloat16:
-            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    return TensorFiles(folder, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, read)
+    return TensorFiles(folder, shapes, dtypes, read)
+
+
+def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
+    """The tensors of one file. Today's format, a zip, is mapped and not read; the old one is read whole."""
+    import torch
+
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is corrupt or holds more than tensors; it was not loaded ({reason}).") from None
+    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise ValueError(f"{path} is not a table of named tensors; it was not loaded.")
+    return tensors

@@ -8,10 +8,26 @@ from typing import Any
 from flax import nnx
 
 from jmat.config import ModelConfig
-from jmat.models import bert, gpt2
-from jmat.models.family import Family
+from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama, opt, roberta
+from jmat.models.family import Family, Transformer
 
-FAMILIES: dict[str, Family] = {"gpt2": gpt2.FAMILY, "bert": bert.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "bert": bert.FAMILY,
+    "bloom": bloom.FAMILY,
+    "camembert": roberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "gemma": llama.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "gpt_neo": gpt_neo.FAMILY,
+    "gpt_neox": gpt_neox.FAMILY,
+    "llama": llama.FAMILY,
+    "mistral": llama.FAMILY,
+    "opt": opt.FAMILY,
+    "qwen2": llama.FAMILY,
+    "qwen3": llama.FAMILY,
+    "roberta": roberta.FAMILY,
+    "xlm-roberta": roberta.FAMILY,
+}
 
 
 def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
@@ -24,9 +40,9 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
     return FAMILIES[model_type].config(hf, ignore)
 
 
-def build(config: ModelConfig, rngs: nnx.Rngs) -> Any:
+def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:
     """A model with random weights."""
-    return FAMILIES[config.family].model(config, rngs=rngs)
+    return Transformer(config, FAMILIES[config.family], rngs=rngs)
 
 
 def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConfig:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jmat.config import ConfigReader, ModelConfig
 from jmat.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, LayerNorm, NoNorm
-from jmat.models.family import TRANSPOSED, Family, Key
+from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.sites import Tap
 
 
@@ -18,16 +18,20 @@ class Embed(nnx.Module):
     """Normed sum of token, position and type embedding: h_0."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
-        self.positions = Embedding(config.num_positions, config.width, std=config.init_std, rngs=rngs)
-        self.types = Embedding(config.type_vocab_size, config.width, std=config.init_std, rngs=rngs)
-        self.norm = LayerNorm(config.width, config.norm_eps)
+        D, std, types = config.width, config.init_std, config.type_vocab_size
+        self.tokens = Embedding(config.vocab_size, D, std=std, rngs=rngs)
+        self.positions = Embedding(config.num_positions + config.position_offset, D, std=std, rngs=rngs)
+        self.types = Embedding(types, D, std=std, rngs=rngs) if types else None
+        self.norm = LayerNorm(config)
+        self.offset = config.position_offset
 
     def __call__(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
     ) -> Float[Array, "B T D"]:
-        types = self.types(jnp.zeros_like(tokens) if type_ids is None else type_ids)
-        return self.norm(self.tokens(tokens) + types + self.positions(positions))
+        x = self.tokens(tokens)
+        if self.types is not None:
+            x = x + self.types(jnp.zeros_like(tokens) if type_ids is None else type_ids)
+        return self.norm(x + self.positions(positions + self.offset))
 
 
 class Block(nnx.Module):
@@ -35,9 +39,9 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.attn = Attention(config, out_std=config.init_std, rngs=rngs)
-        self.ln_1 = LayerNorm(config.width, config.norm_eps)
+        self.ln_1 = LayerNorm(config)
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
-        self.ln_2 = LayerNorm(config.width, config.norm_eps)
+        self.ln_2 = LayerNorm(config)
 
     def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
         def attend(x):
@@ -47,32 +51,21 @@ class Block(nnx.Module):
         return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x))
 
 
-class Head(nnx.Module):
-    """The masked-language-model head: dense, activation, norm, decoder, bias."""
+class MaskedHead(nnx.Module):
+    """The masked-language-model head: dense, activation (the model's own by default), norm, decoder, bias."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, activation: str | None = None):
         self.dense = Dense(config.width, config.width, std=config.init_std, rngs=rngs)
-        self.norm = LayerNorm(config.width, config.norm_eps)
+        self.norm = LayerNorm(config)
         tied = config.tied_head
         self.out = None if tied else Dense(config.width, config.vocab_size, std=config.init_std, rngs=rngs, bias=False)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
-        self.activation = config.activation
+        self.activation = activation or config.activation
 
     def __call__(self, x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
         x = self.norm(ACTIVATIONS[self.activation](self.dense(x)))
         kernel = table.T if self.out is None else self.out.kernel[...]
         return jnp.matmul(x, kernel, preferred_element_type=jnp.float32) + self.bias[...].astype(jnp.float32)
-
-
-class Bert(nnx.Module):
-    """BERT with its head, or with `head = None`."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        self.embed = Embed(config, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
-        self.final_norm = NoNorm()
-        self.head = Head(config, rngs=rngs) if config.has_head else None
 
 
 def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
@@ -106,53 +99,59 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors. Its Linear kernels are [out, in]."""
+    """The checkpoint's tensors."""
+    table = encoder_keys(config)
+    if config.has_head:
+        transform = "cls.predictions.transform"
+        table += [*dense_keys(f"{transform}.dense", "head.dense"), *norm_keys(f"{transform}.LayerNorm", "head.norm")]
+        table += decoder_keys(config, "cls.predictions.bias", "cls.predictions.decoder")
+    return table
+
+
+def encoder_keys(config: ModelConfig) -> list[Key]:
+    """The tensors of embedding and blocks. Kernels are [out, in]."""
     table = [
         Key("embeddings.word_embeddings.weight", ("embed.tokens.table",)),
         Key("embeddings.position_embeddings.weight", ("embed.positions.table",)),
         Key("embeddings.token_type_embeddings.weight", ("embed.types.table",)),
-        *_norm("embeddings.LayerNorm", "embed.norm"),
+        *norm_keys("embeddings.LayerNorm", "embed.norm"),
     ]
     for i in range(config.layers):
         file, ours = f"encoder.layer.{i}", f"blocks.{i}"
         table += [
-            *_dense(f"{file}.attention.self.query", f"{ours}.attn.q"),
-            *_dense(f"{file}.attention.self.key", f"{ours}.attn.k"),
-            *_dense(f"{file}.attention.self.value", f"{ours}.attn.v"),
-            *_dense(f"{file}.attention.output.dense", f"{ours}.attn.o"),
-            *_norm(f"{file}.attention.output.LayerNorm", f"{ours}.ln_1"),
-            *_dense(f"{file}.intermediate.dense", f"{ours}.ffn.up"),
-            *_dense(f"{file}.output.dense", f"{ours}.ffn.down"),
-            *_norm(f"{file}.output.LayerNorm", f"{ours}.ln_2"),
+            *dense_keys(f"{file}.attention.self.query", f"{ours}.attn.q"),
+            *dense_keys(f"{file}.attention.self.key", f"{ours}.attn.k"),
+            *dense_keys(f"{file}.attention.self.value", f"{ours}.attn.v"),
+            *dense_keys(f"{file}.attention.output.dense", f"{ours}.attn.o"),
+            *norm_keys(f"{file}.attention.output.LayerNorm", f"{ours}.ln_1"),
+            *dense_keys(f"{file}.intermediate.dense", f"{ours}.ffn.up"),
+            *dense_keys(f"{file}.output.dense", f"{ours}.ffn.down"),
+            *norm_keys(f"{file}.output.LayerNorm", f"{ours}.ln_2"),
         ]
-    if config.has_head:
-        table += [
-            *_dense("cls.predictions.transform.dense", "head.dense"),
-            *_norm("cls.predictions.transform.LayerNorm", "head.norm"),
-        ]
-        # The output bias is stored under either name or both; transformers reads the decoder's where the head is untied.
-        bias, decoder_bias = "cls.predictions.bias", "cls.predictions.decoder.bias"
-        if config.tied_head:
-            table.append(Key(bias, ("head.bias",), aliases=(decoder_bias,)))
-        else:
-            table.append(Key(decoder_bias, ("head.bias",), aliases=(bias,)))
-            table.append(Key("cls.predictions.decoder.weight", ("head.out.kernel",), TRANSPOSED))
     return table
 
 
-def _dense(file: str, ours: str) -> list[Key]:
-    return [Key(f"{file}.weight", (f"{ours}.kernel",), TRANSPOSED), Key(f"{file}.bias", (f"{ours}.bias",))]
+def decoder_keys(config: ModelConfig, bias: str, decoder: str) -> list[Key]:
+    """The decoder of a masked-language-model head, and its bias.
 
-
-def _norm(file: str, ours: str) -> list[Key]:
-    return [Key(f"{file}.weight", (f"{ours}.scale",)), Key(f"{file}.bias", (f"{ours}.bias",))]
+    The bias is stored under either of two names, or both; transformers reads the decoder's own if the head is untied.
+    """
+    if config.tied_head:
+        return [Key(bias, ("head.bias",), aliases=(f"{decoder}.bias",))]
+    return [
+        Key(f"{decoder}.bias", ("head.bias",), aliases=(bias,)),
+        Key(f"{decoder}.weight", ("head.out.kernel",), TRANSPOSED),
+    ]
 
 
 FAMILY = Family(
     config=config_from_hf,
-    model=Bert,
+    embed=Embed,
+    block=Block,
+    final_norm=NoNorm,
+    head=MaskedHead,
     keys=keys,
-    prefix="bert.",
+    prefixes=("bert.",),
     head_prefixes=("cls.",),
     tied=("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
     ignored=(

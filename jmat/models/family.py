@@ -5,8 +5,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax import nnx
 
 from jmat.config import ModelConfig
+
+
+class Transformer(nnx.Module):
+    """embed → blocks → final norm → head (None where the checkpoint has none)."""
+
+    def __init__(self, config: ModelConfig, family: "Family", *, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = family.embed(config, rngs=rngs)
+        self.blocks = nnx.List([family.block(config, rngs=rngs) for _ in range(config.layers)])
+        self.final_norm = family.final_norm(config)
+        self.head = family.head(config, rngs=rngs) if config.has_head else None
 
 
 class Layout(NamedTuple):
@@ -27,6 +39,20 @@ def fused(parts: int) -> Layout:
     )
 
 
+def interleaved(parts: int, heads: int) -> Layout:
+    """Several parameters lie head by head along the first axis of the file's tensor: q of head 0, k of head 0, …"""
+
+    def load(tensor: Any) -> tuple[Any, ...]:
+        by_head = tensor.reshape(heads, parts, -1, *tensor.shape[1:])
+        return tuple(by_head[:, part].reshape(-1, *tensor.shape[1:]).T for part in range(parts))
+
+    def save(params: tuple[Any, ...]) -> Any:
+        by_head = [param.T.reshape(heads, -1, *param.shape[:-1]) for param in params]
+        return np.stack(by_head, axis=1).reshape(-1, *params[0].shape[:-1])
+
+    return Layout(load, save)
+
+
 @dataclasses.dataclass(frozen=True)
 class Key:
     """One tensor of a checkpoint (`file`) and the parameters of ours that it holds, by dotted path."""
@@ -37,14 +63,31 @@ class Key:
     aliases: tuple[str, ...] = ()  # other names for the same tensor; the first present is read, copies are ignored
 
 
+def dense_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
+    """The kernel, [out, in] in the file, and the bias of a `Dense`."""
+    kernel = Key(f"{file}.weight", (f"{ours}.kernel",), TRANSPOSED)
+    return [kernel, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [kernel]
+
+
+def norm_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
+    """The scale and bias of a norm."""
+    scale = Key(f"{file}.weight", (f"{ours}.scale",))
+    return [scale, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [scale]
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """An architecture."""
 
     config: Callable[[Mapping[str, Any], tuple[str, ...]], ModelConfig]  # (config.json, ignored fields) → config
-    model: Callable[..., Any]  # (config, rngs=…) → model
+    # Each is called with (config, rngs=…), `final_norm` with (config).
+    embed: Callable[..., Any]
+    block: Callable[..., Any]
+    final_norm: Callable[..., Any]
+    head: Callable[..., Any]
     keys: Callable[[ModelConfig], list[Key]]
-    prefix: str  # of the keys of a model saved with a head; a bare model's keys lack it
+    prefixes: tuple[str, ...]  # of the keys of a model saved with a head (the first is written); a bare model's lack it
     head_prefixes: tuple[str, ...]  # keys that never carry the prefix
     tied: tuple[str, str]  # the head's and the embedding's keys, which are one tensor where the head is tied
-    ignored: tuple[str, ...]  # regular expressions of keys that hold no weights of ours
+    renamed: tuple[tuple[str, str], ...] = ()  # beginnings of keys (regular expressions) → what we call them
+    ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours

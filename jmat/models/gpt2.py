@@ -5,13 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jmat.config import ConfigReader, ModelConfig
-from jmat.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, LayerNorm
-from jmat.models.family import PLAIN, TRANSPOSED, Family, Key, fused
+from jmat.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, LayerNorm
+from jmat.models.family import TRANSPOSED, Family, Key, fused, norm_keys
 from jmat.sites import Tap
 
 
@@ -36,9 +35,9 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         # GPT-2 shrinks what is written to the stream by the number of residual adds.
         out_std = config.init_std / math.sqrt(2 * config.layers)
-        self.ln_1 = LayerNorm(config.width, config.norm_eps)
+        self.ln_1 = LayerNorm(config)
         self.attn = Attention(config, out_std=out_std, rngs=rngs)
-        self.ln_2 = LayerNorm(config.width, config.norm_eps)
+        self.ln_2 = LayerNorm(config)
         self.ffn = FeedForward(config, out_std=out_std, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
@@ -49,37 +48,16 @@ class Block(nnx.Module):
         return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
 
 
-class Head(nnx.Module):
-    """The language-model head; reads the token table where it is tied."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        tied = config.tied_head
-        self.out = None if tied else Dense(config.width, config.vocab_size, std=config.init_std, rngs=rngs, bias=False)
-
-    def __call__(self, x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
-        kernel = table.T if self.out is None else self.out.kernel[...]
-        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
-
-
-class GPT2(nnx.Module):
-    """GPT-2 with its head."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        self.embed = Embed(config, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
-        self.final_norm = LayerNorm(config.width, config.norm_eps)
-        self.head = Head(config, rngs=rngs) if config.has_head else None
-
-
 def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
     """Reads a GPT-2 config.json. Raises ValueError for fields that jmat does not implement, by name."""
     read = ConfigReader(hf, ignore=ignore)
     width, heads = read.size("n_embd", 768), read.size("n_head", 12)
+    vocab_size = read.size("vocab_size", 50257)
     read.require(width % heads == 0, f"n_embd={width} is not a multiple of n_head={heads}")
     config = ModelConfig(
         family="gpt2",
-        vocab_size=read.size("vocab_size", 50257),
+        vocab_size=vocab_size,
+        type_vocab_size=vocab_size,  # type ids are read from the token table
         num_positions=read.size("n_positions", 1024),
         width=width,
         layers=read.size("n_layer", 12),
@@ -107,8 +85,7 @@ def keys(config: ModelConfig) -> list[Key]:
     table = [
         Key("wte.weight", ("embed.tokens.table",), aliases=("lm_head.weight",) if config.tied_head else ()),
         Key("wpe.weight", ("embed.positions.table",)),
-        Key("ln_f.weight", ("final_norm.scale",)),
-        Key("ln_f.bias", ("final_norm.bias",)),
+        *norm_keys("ln_f", "final_norm"),
     ]
     if config.has_head and not config.tied_head:
         table.append(Key("lm_head.weight", ("head.out.kernel",), TRANSPOSED))
@@ -122,17 +99,18 @@ def keys(config: ModelConfig) -> list[Key]:
                 Key(f"{file}.mlp.c_fc.{kind}", (f"{ours}.ffn.up.{param}",)),
                 Key(f"{file}.mlp.c_proj.{kind}", (f"{ours}.ffn.down.{param}",)),
             ]
-        for kind, param in (("weight", "scale"), ("bias", "bias")):
-            for norm in ("ln_1", "ln_2"):
-                table.append(Key(f"{file}.{norm}.{kind}", (f"{ours}.{norm}.{param}",), PLAIN))
+        table += [*norm_keys(f"{file}.ln_1", f"{ours}.ln_1"), *norm_keys(f"{file}.ln_2", f"{ours}.ln_2")]
     return table
 
 
 FAMILY = Family(
     config=config_from_hf,
-    model=GPT2,
+    embed=Embed,
+    block=Block,
+    final_norm=LayerNorm,
+    head=Head,
     keys=keys,
-    prefix="transformer.",
+    prefixes=("transformer.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "wte.weight"),
     # Causal-mask buffers of old files; heads for other tasks.

@@ -1,0 +1,191 @@
+"""What every experiment shares: flags, the model and its examples, the output folder, and how errors and results are
+shown.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from jmat.capture import capture, check_examples, target_tokens
+from jmat.checkpoint import parameters
+from jmat.corpus import fit_eval
+from jmat.data import make_examples
+from jmat.examples import Examples, load_examples
+from jmat.load import DTYPES, load
+from jmat.maps import MapsInfo, model_hash
+from jmat.regression import Solution
+from jmat.results import claim_output_folder, write_results
+
+PROTOCOLS = ("din2023", "jmat")
+
+flags.DEFINE_string("model", "gpt2-docs", "Hub id (gpt2), local Hugging Face folder, or a bundled name.")
+flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
+flags.DEFINE_enum("dtype", "float32", DTYPES, "Of parameters and activations; regression is float32 or better always.")
+flags.DEFINE_multi_string("ignore_config", [], "config.json fields to ignore because they do not change the numbers.")
+flags.DEFINE_string(
+    "corpus", "docs", "Where sentences come from: docs (docstrings of installed packages) or a text file."
+)
+flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
+flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
+flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.")
+flags.DEFINE_enum(
+    "protocol",
+    "din2023",
+    PROTOCOLS,
+    "How positions are sampled. din2023: as in the paper, one a sentence, the first and special tokens included. "
+    "jmat: the first position and special tokens left out.",
+)
+flags.DEFINE_bool("intercept", False, "Fit affine maps, y = x @ W + b, instead of the papers' y = x @ W.")
+flags.DEFINE_integer("tokens_per_batch", 4096, "Padded tokens in one forward pass.", lower_bound=1)
+flags.DEFINE_string("out", None, "Folder for results; default runs/EXPERIMENT-MODEL.")
+flags.DEFINE_bool("overwrite", False, "Replace what an earlier run with other flags left in --out.")
+
+FLAGS = flags.FLAGS
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run of one experiment: what it works on and where it writes."""
+
+    experiment: str
+    config: dict[str, Any]
+    out: pathlib.Path
+    model: Any
+    tokenizer: Any
+    examples: Examples
+    mask_token: int | None
+
+    def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Activations of the fit and of the evaluation examples, by site."""
+        splits = (("fit", self.examples.fit), ("eval", self.examples.eval))
+        fit, held_out = (
+            capture(
+                self.model,
+                split,
+                keep,
+                mask_token=self.mask_token,
+                tokens_per_batch=FLAGS.tokens_per_batch,
+                progress=f"capture {name}",
+            )
+            for name, split in splits
+        )
+        return fit, held_out
+
+    def next_tokens(self) -> np.ndarray:
+        """The token that each evaluation example's prediction is about; -1 where the sentence ends."""
+        return target_tokens(self.examples.eval, masked=self.mask_token is not None)
+
+    def maps_info(self) -> MapsInfo:
+        """What a saved map must be able to tell about itself."""
+        return MapsInfo(
+            model=FLAGS.model,
+            model_hash=model_hash(parameters(self.model)),
+            protocol=FLAGS.protocol,
+            corpus=FLAGS.examples or FLAGS.corpus,
+            n=self.examples.fit.num_examples,
+            seed=FLAGS.seed,
+            dtype=FLAGS.dtype,
+        )
+
+    def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Writes results.json; returns it."""
+        return write_results(self.out, self.experiment, self.config, rows)
+
+
+def start(experiment: str) -> Job:
+    """Checks the flags, claims the output folder, loads the model and prepares the examples."""
+    if FLAGS.dtype == "float32":
+        # Accelerators multiply float32 at lower precision unless told not to.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    config = own_flags()
+    name = pathlib.Path(FLAGS.model).name
+    out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{name}")
+    claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
+    say(f"loading {FLAGS.model}")
+    ignore = tuple(FLAGS.ignore_config)
+    model, tokenizer = load(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
+    if model.head is None:
+        raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
+    masked = not model.config.causal
+    mask_token = getattr(tokenizer, "mask_token_id", None)
+    if masked and mask_token is None:
+        raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
+    examples = prepare_examples(model, tokenizer, masked)
+    say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
+    return Job(experiment, config, out, model, tokenizer, examples, mask_token if masked else None)
+
+
+def prepare_examples(model: Any, tokenizer: Any, masked: bool) -> Examples:
+    """The examples of --examples, or new ones from --corpus."""
+    if FLAGS.examples:
+        examples = load_examples(FLAGS.examples)
+    elif tokenizer is None:
+        raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
+    else:
+        say(f"reading corpus {FLAGS.corpus}")
+        fit, held_out = fit_eval(FLAGS.corpus, FLAGS.num_fit, FLAGS.num_eval, FLAGS.seed)
+        examples = make_examples(
+            fit,
+            held_out,
+            tokenizer,
+            protocol=FLAGS.protocol,
+            max_length=model.config.num_positions,
+            seed=FLAGS.seed,
+            masked=masked,
+        )
+    check_examples(examples, model.config)
+    return examples
+
+
+def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
+    """What a list flag names, each of it valid."""
+    wrong = [name for name in given if name not in valid]
+    if wrong or not given:
+        raise ValueError(f"--{flag} has {wrong[0] if wrong else 'nothing'!r}; choose from {', '.join(valid)}.")
+    return list(given)
+
+
+def layer_choices(given: Sequence[str], layers: int) -> list[int]:
+    """Source layers named by --layers; all of 0 .. L by default."""
+    valid = [str(l) for l in range(layers + 1)]
+    return [int(l) for l in choices("layers", given or valid, valid)]
+
+
+def say_ranks(solutions: Mapping[int, Solution]) -> None:
+    """Tells where a fit was not determined by its data."""
+    for layer, solution in solutions.items():
+        if int(solution.rank) < solution.weights.shape[0]:
+            say(f"layer {layer}: {solution.describe()}")
+
+
+def own_flags() -> dict[str, Any]:
+    """The flags of the running experiment, by name, as results.json records them."""
+    skip = {"out", "overwrite"}
+    return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}
+
+
+def say(message: str) -> None:
+    """Tells the user, on standard error, what happens now."""
+    print(f"· {message}", file=sys.stderr, flush=True)
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback."""
+
+    def guarded(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
+        try:
+            main(argv)
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+
+    app.run(guarded)

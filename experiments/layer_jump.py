@@ -1,0 +1,49 @@
+"""What does the model already predict at layer l, read through a linear map (`mat`) or directly (`id`)?
+
+    python -m experiments.layer_jump --model=gpt2-docs
+
+For every layer l = 0..L: precision@k and recall@k (k = 1, 5, 10), surprisal and KL (nats) of the shortcut's prediction
+against the full model's, on held-out sentences, with 95 % intervals. Writes results.json, layer_jump.png and the maps.
+Expect `mat` far above `id` in the first half of the layers. Takes a minute or two on two CPU cores with the bundled
+model; gpt2 takes some ten minutes there.
+"""
+
+from absl import flags
+
+from experiments import common
+from jmat.capture import stream_sites
+from jmat.jumps import evaluate, fit_jumps, metric_rows
+from jmat.maps import Identity, save_maps
+from jmat.plots import plot_by_layer
+from jmat.results import format_table
+
+flags.adopt_module_key_flags(common)
+_TARGETS = flags.DEFINE_enum(
+    "targets", "all", ["all", "final"], "Fit and save maps to all later layers, or only to the final one (less memory)."
+)
+METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the experiment."""
+    del argv
+    job = common.start("layer_jump")
+    L = job.model.config.layers
+    fit, held_out = job.capture(stream_sites(L))
+    streams = [held_out[site] for site in stream_sites(L)]
+    maps, solutions = fit_jumps(
+        list(fit.values()), targets=_TARGETS.value, intercept=job.config["intercept"], progress="fit"
+    )
+    common.say_ranks(solutions)
+    shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
+    shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
+    rows = metric_rows(evaluate(job.model, streams[L], shortcuts, progress="evaluate"), L, seed=job.config["seed"])
+    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info())
+    results = job.finish(rows)
+    plot_by_layer(results, METRICS, job.out / "layer_jump.png", title=f"{job.config['model']}: reading layer l")
+    print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
+    print(f"wrote {job.out}/results.json, layer_jump.png, maps.safetensors, maps.json")
+
+
+if __name__ == "__main__":
+    common.run(main)

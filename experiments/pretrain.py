@@ -1,0 +1,199 @@
+"""How good a language model can a small CPU train on the text that every jmat installation holds?
+
+Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that transformers
+and `jmat.load` read. The two bundled models were made by:
+
+    python -m experiments.pretrain --arch=gpt2 --out=runs/gpt2-docs
+    python -m experiments.pretrain --arch=bert --out=runs/bert-docs
+
+A run that is killed goes on from its last checkpoint when started again with the same flags, and ends with the same model, bit for bit.
+"""
+
+import hashlib
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from flax import nnx
+
+from jmat import checkpoint, corpus, mesh, models, packing, resume, tokenizers, training
+from jmat.load import load_tokenizer
+from jmat.results import claim_output_folder, read_results, write_results
+
+# What decides the result, and so must be the same when a run is resumed.
+_SETTINGS = {
+    "arch": flags.DEFINE_enum("arch", "gpt2", ["gpt2", "bert"], "Architecture, and so the objective: next or masked tokens."),
+    "corpus": flags.DEFINE_string("corpus", "docs", "`docs`, or a text file with one sentence or paragraph a line."),
+    "vocab_size": flags.DEFINE_integer("vocab_size", 4096, "Vocabulary, special tokens included.", lower_bound=1),
+    "layers": flags.DEFINE_integer("layers", 8, "Blocks.", lower_bound=1),
+    "width": flags.DEFINE_integer("width", 192, "Width of the residual stream; the feed-forward part is 4 times as wide."),
+    "heads": flags.DEFINE_integer("heads", 6, "Attention heads; must divide the width.", lower_bound=1),
+    "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read."),
+    "batch_size": flags.DEFINE_integer("batch_size", 32, "Rows a step.", lower_bound=1),
+    "learning_rate": flags.DEFINE_float("learning_rate", 2e-3, "Peak learning rate.", lower_bound=0.0),
+    "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
+    "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "AdamW's weight decay, for matrices.", lower_bound=0.0),
+    "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", lower_bound=0),
+    "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the training sentences, where `steps` is 0.", lower_bound=0.0),
+    "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks."),
+}  # fmt: skip
+_OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
+_LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)
+_EVAL_EVERY = flags.DEFINE_integer("eval_every", 200, "Steps between two held-out losses.", lower_bound=1)
+_EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "`fit` sentences in these losses.", lower_bound=1)
+_CHECKPOINT_EVERY = flags.DEFINE_integer("checkpoint_every", 200, "Steps between two checkpoints.", lower_bound=1)
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+
+Pairs = list[tuple[np.ndarray, np.ndarray]]
+
+
+def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, length: int) -> dict[str, Any]:
+    """The config.json of a model to train, without dropout."""
+    if arch == "gpt2":
+        return {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+            "vocab_size": vocab_size, "n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": length,
+            "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True,
+            "bos_token_id": 0, "eos_token_id": 0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+        }  # fmt: skip
+    return {
+        "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_act": "gelu", "vocab_size": vocab_size,
+        "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width,
+        "max_position_embeddings": length, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "initializer_range": 0.02,
+        "tie_word_embeddings": True, "pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
+
+
+def prepare_tokenizer(arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path) -> Any:
+    """The tokenizer in `folder`, trained and saved there first if it is not."""
+    if not (folder / "tokenizer_config.json").is_file():
+        train = tokenizers.train_bpe if arch == "gpt2" else tokenizers.train_wordpiece
+        train(sentences, vocab_size).save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
+    """Sentences → (inputs, targets) to pack. BERT's are cut to `length` here, so that they end with [SEP]."""
+    if arch == "gpt2":
+        return packing.next_tokens(tokenizer(sentences)["input_ids"], end=tokenizer.eos_token_id)
+    ids = tokenizer(sentences, truncation=True, max_length=length)["input_ids"]
+    return packing.same_tokens(ids, tokenizer.all_special_ids)
+
+
+def train(
+    state: training.TrainState,
+    step_fn: Callable[..., tuple[training.TrainState, dict[str, jax.Array]]],
+    data: Any,
+    log: Callable[[int, str, float], None],
+    evaluate: Callable[[Any], dict[str, float]],
+    save: Callable[[training.TrainState], None],
+    steps: int,
+) -> tuple[training.TrainState, bool]:
+    """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short (the state is saved)."""
+    terminated: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
+    began, tokens = time.perf_counter(), 0
+    try:
+        for step, batch in data:
+            done = step + 1
+            state, metrics = step_fn(state, batch)
+            tokens += int((np.asarray(batch.segments) > 0).sum())
+            if done % _LOG_EVERY.value == 0 or done == steps:
+                log(done, "loss", float(metrics["loss"]))
+                log(done, "tokens_per_second", tokens / (time.perf_counter() - began))
+                began, tokens = time.perf_counter(), 0
+            if done % _EVAL_EVERY.value == 0 or done == steps:
+                log(done, "held_out_loss", evaluate(state.model)["loss"])
+                began, tokens = time.perf_counter(), 0
+            if done % _CHECKPOINT_EVERY.value == 0 or done == steps or terminated:
+                save(state)
+            if terminated and done < steps:
+                return state, False
+        return state, True
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(argv: list[str]) -> None:
+    """Trains, or goes on training, and writes OUT/model and OUT/results.json."""
+    del argv
+    logging.set_verbosity(logging.WARNING)  # Orbax tells about every file
+    settings = {name: flag.value for name, flag in _SETTINGS.items()}
+    out, arch, length, seed = pathlib.Path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
+    split = corpus.split(corpus.load_corpus(settings["corpus"]))
+    digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
+    claim_output_folder(out, "pretrain", settings | {"train_sha256": digest})
+    tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
+    pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
+
+    sizes = {name: settings[name] for name in ("layers", "width", "heads", "length")}
+    config = models.config_from_hf(hf_config(arch, vocab_size=len(tokenizer), **sizes))
+    devices, batch_size = mesh.data_mesh(), settings["batch_size"]
+    rows = packing.pack(pairs["train"], length, (seed, 0)).rows
+    steps = settings["steps"] or int(settings["epochs"] * (rows // batch_size))
+    optimizer = training.make_optimizer(
+        learning_rate=settings["learning_rate"],
+        warmup_steps=settings["warmup_steps"],
+        steps=steps,
+        weight_decay=settings["weight_decay"],
+    )
+    state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
+    checkpoints = resume.open_checkpoints(out)
+    state = resume.restore(checkpoints, state)
+    first = int(state.step)
+    history = read_rows(out, first)
+    print(
+        f"{sum(map(np.size, jax.tree.leaves(state.model))):,} parameters, steps {first} .. {steps}, {rows} rows an epoch"
+    )
+
+    loss = training.causal_lm_loss if arch == "gpt2" else training.masked_lm_loss(tokenizer.mask_token_id)
+    data = training.batches(lambda epoch: packing.pack(pairs["train"], length, (seed, epoch)), batch_size, first, steps)
+    sharded = ((step, mesh.shard_batch(devices, batch)) for step, batch in data)
+    watched = packing.pack(pairs["fit"][: _EVAL_SENTENCES.value], length)
+    log = make_log(history, first, steps)
+
+    def save(state: training.TrainState) -> None:
+        write_results(out, "pretrain", settings, history)
+        resume.save(checkpoints, int(state.step), state)
+
+    step_fn = training.make_train_step(loss, optimizer, seed)
+    state, finished = train(
+        state, step_fn, sharded, log, training.make_evaluate(loss, watched, batch_size, devices), save, steps
+    )
+    checkpoints.close()
+    if not finished:
+        print(f"Stopped by SIGTERM after {int(state.step)} steps; start again with the same flags to go on.")
+        sys.exit(_EXIT_TERMINATED)
+    checkpoint.save_model(out / "model", state.model, dtype="float16")
+    final = training.make_evaluate(loss, packing.pack(pairs["eval"], length), batch_size, devices)(state.model)
+    history += [{"metric": f"eval_{name}", "step": steps, "value": value} for name, value in final.items()]
+    write_results(out, "pretrain", settings, history)
+    print(f"Held out: {final}\nWrote {out / 'model'} and {out / 'results.json'}.")
+
+
+def read_rows(out: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    """The rows that an earlier, killed process wrote up to `step`."""
+    rows = read_results(out)["rows"] if step > 0 else []
+    return [row for row in rows if row["step"] <= step and not row["metric"].startswith("eval_")]
+
+
+def make_log(rows: list[dict[str, Any]], first: int, steps: int) -> Callable[[int, str, float], None]:
+    """A function (step, metric, value) that appends a row and prints it with the time left."""
+    began = time.perf_counter()
+
+    def log(step: int, metric: str, value: float) -> None:
+        rows.append({"metric": metric, "step": step, "value": value})
+        left = (time.perf_counter() - began) / (step - first) * (steps - step) / 60
+        print(f"step {step:>6}/{steps}  {metric:<18}{value:>10.4f}   {left:.1f} min left", flush=True)
+
+    return log
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,134 @@
+"""Examples → padded batches of few shapes, since each shape compiles a program.
+
+Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a sentence, S sentences.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Int32
+from numpy import ndarray
+
+from jmat.examples import Split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Sentences padded on the right to one length, and the examples that stand in them.
+
+    Attributes:
+      tokens: ids, `pad_id` after the end.
+      lengths: of each row, at least 1; an empty row has one pad token and no example.
+      positions: of the examples; 0 where there is none.
+      examples: their index in the split; −1 where there is none.
+    """
+
+    tokens: Int32[ndarray, "B T"]
+    lengths: Int32[ndarray, " B"]
+    positions: Int32[ndarray, "B P"]
+    examples: Int32[ndarray, "B P"]
+
+
+def batches(
+    split: Split,
+    *,
+    cut_after_position: bool,
+    max_length: int | None = None,
+    tokens_per_batch: int = 4096,
+    multiple: int = 8,
+    row_multiple: int = 1,
+    pad_id: int = 0,
+) -> Iterator[Batch]:
+    """Every example once, in batches of few shapes; the longest sentences come first.
+
+    T is the longest sentence's length rounded up to 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple`, and B is
+    `tokens_per_batch / T`. Only the last batch can be short, and is filled with empty rows.
+
+    Args:
+      split: sentences without an example are left out.
+      cut_after_position: leave out what follows a sentence's last example; a causal model does not see it.
+      max_length: the model's positions; T never exceeds it.
+      tokens_per_batch: B·T at most, as long as one row (or `row_multiple` rows) fits.
+      multiple: T is a multiple of this, unless `max_length` is less.
+      row_multiple: B is a multiple of this: the number of devices over which the rows are sharded.
+      pad_id: any valid token id; padding is masked.
+
+    Raises:
+      ValueError: a sentence is longer than `max_length`.
+    """
+    sizes = _sizes(split, cut_after_position, max_length)
+    plan = _plan(sizes, max_length, tokens_per_batch, multiple, row_multiple)
+    examples, starts = _example_table(split), split.starts
+
+    def fill(chosen: Int[ndarray, " b"], B: int, T: int) -> Batch:
+        lengths = np.ones(B, np.int32)
+        lengths[: len(chosen)] = sizes[chosen]
+        real = np.arange(T) < sizes[chosen, None]
+        tokens = np.full((B, T), pad_id, np.int32)
+        tokens[: len(chosen)][real] = split.tokens[(starts[chosen, None] + np.arange(T))[real]]
+        here = np.full((B, examples.shape[1]), -1, np.int32)
+        here[: len(chosen)] = examples[chosen]
+        positions = np.where(here >= 0, split.positions[here], 0)
+        return Batch(tokens=tokens, lengths=lengths, positions=positions, examples=here)
+
+    return (fill(*step) for step in plan)
+
+
+def padding_waste(split: Split, **options: Any) -> float:
+    """The share of padded tokens in `batches(split, **options)`: work for nothing, between 0 and 1."""
+    given = [
+        (batch.tokens.size, batch.lengths[(batch.examples >= 0).any(1)].sum()) for batch in batches(split, **options)
+    ]
+    total, real = np.sum(given, axis=0)
+    return float(1 - real / total)
+
+
+def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> Int[ndarray, " S"]:
+    """How many tokens of each sentence are run: 0 where no example needs any."""
+    if max_length is not None and (split.lengths > max_length).any():
+        where = int(split.lengths.argmax())
+        raise ValueError(
+            f"sentence {where} has {split.lengths[where]} tokens, the model only {max_length} positions:"
+            " prepare the examples anew with that maximum length."
+        )
+    ends = np.zeros(split.num_sentences, np.int64)
+    np.maximum.at(ends, split.rows, split.positions + 1)
+    return ends if cut_after_position else np.where(ends > 0, split.lengths, 0)
+
+
+def _plan(
+    sizes: Int[ndarray, " S"], max_length: int | None, tokens_per_batch: int, multiple: int, row_multiple: int
+) -> list[tuple[Int[ndarray, " b"], int, int]]:
+    """Which sentences go into each batch, and its B and T: longest first, so every batch but the last one is full."""
+    order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+    plan: list[tuple[Int[ndarray, " b"], int, int]] = []
+    B = T = start = 0
+    while (left := len(order) - start) > 0:
+        if left > B:  # else: the rest fits into the last shape, which costs no more than a new one
+            T = min(_rung(int(sizes[order[start]]), multiple), max_length or 1 << 31)
+            B = max(tokens_per_batch // T // row_multiple, 1) * row_multiple
+            if not plan:  # few sentences: no more rows than they need
+                B = min(B, -(-left // row_multiple) * row_multiple)
+        plan.append((order[start : start + B], B, T))
+        start += B
+    return plan
+
+
+def _rung(length: int, multiple: int) -> int:
+    """The least of 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple` (four an octave) that holds the length."""
+    parts = -(-length // multiple)
+    step = 1 << max((parts - 1).bit_length() - 3, 0)
+    return multiple * -(-parts // step) * step
+
+
+def _example_table(split: Split) -> Int32[ndarray, "S P"]:
+    """The examples in each sentence, in their order; −1 where a sentence has fewer than the most."""
+    by_row = np.argsort(split.rows, kind="stable")
+    rows = split.rows[by_row]
+    counts = np.bincount(rows, minlength=split.num_sentences)
+    slots = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    table = np.full((split.num_sentences, counts.max(initial=0)), -1, np.int32)
+    table[rows, slots] = by_row
+    return table

@@ -1,0 +1,147 @@
+"""Activations at the sampled positions, for any number of sites, in one pass over the model."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+from jmat.batching import Batch, batches
+from jmat.config import ModelConfig
+from jmat.examples import Examples, Split, check_tokens
+from jmat.forward import run
+from jmat.mesh import data_mesh, replicate, shard_batch
+from jmat.progress import track
+
+_IN_FLIGHT = 2  # batches whose results have not come back yet: the host prepares while the device computes
+
+
+def stream_sites(layers: int) -> tuple[str, ...]:
+    """The sites of h_0 .. h_L."""
+    return ("embed", *(f"block.{i}" for i in range(layers)))
+
+
+def capture(
+    model: Any,
+    split: Split,
+    keep: Sequence[str],
+    *,
+    mask_token: int | None = None,
+    tokens_per_batch: int = 4096,
+    devices: Sequence[jax.Device] | None = None,
+    progress: str | None = None,
+) -> dict[str, Float[ndarray, "N W"]]:
+    """Reads sites at every example's position; the batch is sharded over the devices.
+
+    Args:
+      model: as `jmat.load` gives it.
+      split: sentences and the positions at which to read them (one example a position).
+      keep: names of sites; W is D for all but `logits` (V) and single heads (K).
+      mask_token: for masked models, the id that stands at the position when it is read.
+      tokens_per_batch: padded tokens in one forward pass; more is faster up to a point, and takes more memory.
+      devices: default, all local ones.
+      progress: what the progress bar says; None shows none.
+
+    Returns:
+      Site → values in the order of the examples, float32, on the host.
+
+    Raises:
+      ValueError: a token id outside the embedding, a sentence longer than the positions, NaN or infinity in what was
+        read.
+    """
+    check_tokens(split.tokens, model.config.vocab_size)
+    mesh = data_mesh(devices or jax.local_devices())
+    model = replicate(mesh, model)
+    plan = reading_batches(model.config, split, mask_token, tokens_per_batch, row_multiple=mesh.size)
+    values: dict[str, ndarray] = {}
+    pending: collections.deque[tuple[ndarray, dict[str, jax.Array]]] = collections.deque()
+
+    def fetch() -> None:
+        examples, acts = pending.popleft()
+        real = examples >= 0
+        for name, value in acts.items():
+            host = np.asarray(value, np.float32)[real]
+            if name not in values:
+                values[name] = np.empty((split.num_examples, host.shape[-1]), np.float32)
+            values[name][examples[real]] = host
+
+    for batch in track(plan, progress):
+        tokens, mask, read_at = shard_batch(mesh, (batch.tokens, padding_mask(batch), batch.positions))
+        pending.append((batch.examples, run(model, tokens, keep=tuple(keep), mask=mask, read_at=read_at)[1]))
+        if len(pending) > _IN_FLIGHT:
+            fetch()
+    while pending:
+        fetch()
+    check_finite(values)
+    return values
+
+
+def reading_batches(
+    config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
+) -> list[Batch]:
+    """Batches that hold what the model must see to be read at the examples' positions.
+
+    A causal model never looks past the position that is read: the rest of the sentence is cut.
+    """
+    if mask_token is not None:
+        split = mask_positions(split, mask_token)
+    plan = batches(
+        split,
+        tokens_per_batch=tokens_per_batch,
+        cut_after_position=config.causal,
+        max_length=config.num_positions,
+        row_multiple=row_multiple,
+    )
+    return list(plan)
+
+
+def padding_mask(batch: Batch) -> Bool[ndarray, "B T"]:
+    """True where a token is real."""
+    return np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+
+
+def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
+    """The token that each example's prediction is about: the next one, or the masked one; -1 where the sentence ends.
+    """
+    where = split.starts[split.rows] + split.positions
+    if masked:
+        return split.tokens[where]
+    ends = split.positions + 1 == split.lengths[split.rows]
+    return np.where(ends, -1, split.tokens[np.minimum(where + 1, len(split.tokens) - 1)])
+
+
+def check_examples(examples: Examples, config: ModelConfig) -> None:
+    """Raises ValueError for tokens that the model does not have and for sentences longer than its positions."""
+    for name, split in (("fit", examples.fit), ("eval", examples.eval)):
+        check_tokens(split.tokens, config.vocab_size)
+        longest = int(split.lengths.max(initial=0))
+        if longest > config.num_positions:
+            raise ValueError(
+                f"the longest {name} sentence has {longest} tokens; the model has positions for {config.num_positions}: "
+                "cut the sentences."
+            )
+
+
+def mask_positions(split: Split, mask_token: int) -> Split:
+    """One sentence an example, with the mask token at its position."""
+    starts, lengths = split.starts[split.rows], split.lengths[split.rows]
+    where = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+    tokens = split.tokens[where]
+    ends = np.cumsum(lengths)
+    tokens[ends - lengths + split.positions] = mask_token
+    rows = np.arange(split.num_examples, dtype=np.int32)
+    return Split(tokens=tokens, lengths=lengths, positions=split.positions, rows=rows)
+
+
+def check_finite(values: dict[str, Float[ndarray, "N W"]]) -> None:
+    """Raises ValueError naming the first site, in the order captured, that holds NaN or infinity."""
+    for name, value in values.items():
+        bad = ~np.isfinite(value).all(-1)
+        if bad.any():
+            raise ValueError(
+                f"site {name!r} is not finite at {bad.sum()} of {len(bad)} examples (the first is example "
+                f"{int(bad.argmax())}); the weights are damaged, or the dtype overflows: try --dtype=float32."
+            )

@@ -1,0 +1,255 @@
+"""Text → sentences: the offline corpus ``docs``, text files, and a split that no installed version can blur.
+
+``docs`` is English that every jmat installation already holds: the docstrings of the Python standard library and of
+jmat's dependencies, read with ``ast`` (nothing is imported) and cleaned until only sentences for people remain.
+"""
+
+import ast
+import contextlib
+import gc
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import string
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from jmat import docstrings
+from jmat.files import save_atomically
+from jmat.progress import track
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The installed packages → docstrings
+
+# Where jmat runs from a source tree that was never installed, there is no metadata to ask.
+_DIRECT_DEPENDENCIES = (
+    "absl-py flax jax jaxtyping matplotlib numpy optax orbax-checkpoint packaging rich safetensors tokenizers"
+    " transformers".split()
+)
+# Tests, generated code, and copies of what stands elsewhere: the model folders of transformers, as long as everything
+# else together, copy one another.
+_SKIPPED = re.compile(
+    r"(?:.*/)?(?:(?:tests?|testing|_vendor|idlelib|lib2to3|turtledemo|distutils|pydoc_data"
+    r"|encodings|pygments/lexers|pydantic/v1|transformers/models)/.*"
+    r"|conftest\.py|(?:[^/]*_)?test(?:s|ing)?(?:_[^/]*)?\.py|[^/]*_(?:pb2|gen)\.py)"
+)
+
+
+def _dependencies() -> dict[str, importlib.metadata.Distribution]:
+    """The installed distributions that jmat needs, directly or not, without extras, by canonical name."""
+    try:
+        queue = _requirements(importlib.metadata.distribution("jmat"))
+    except importlib.metadata.PackageNotFoundError:
+        queue = list(_DIRECT_DEPENDENCIES)
+    found: dict[str, importlib.metadata.Distribution] = {}
+    while queue:
+        name = canonicalize_name(queue.pop())
+        if name not in found:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed: not read
+                found[name] = importlib.metadata.distribution(name)
+                queue += _requirements(found[name])
+    return found
+
+
+def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+    needed = map(Requirement, distribution.requires or ())
+    return [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _python_files(distributions: Iterable[importlib.metadata.Distribution]) -> list[Path]:
+    library = Path(sysconfig.get_path("stdlib"))
+    packages = [folder for folder in library.iterdir() if folder.name not in {"site-packages", "dist-packages"}]
+    modules = [*library.glob("*.py"), *(path for folder in packages for path in folder.rglob("*.py"))]
+    files = [(path.relative_to(library), path) for path in modules]
+    for distribution in distributions:
+        files += [(Path(f), Path(str(f.locate()))) for f in distribution.files or () if f.suffix == ".py"]
+    return [path for relative, path in files if not _SKIPPED.fullmatch(relative.as_posix())]
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a module, its classes and functions; none where the file cannot be read or parsed."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    queue: list[ast.AST] = [tree]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+        for field in ("body", "orelse", "handlers", "finalbody"):  # statements only: no expression has a docstring
+            statements = getattr(node, field, None)
+            queue += statements if isinstance(statements, list) else []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The corpora
+
+
+def docs_sentences() -> list[str]:
+    """The corpus ``docs``: about 70,000 distinct English sentences, ordered by their hash.
+
+    Found once in half a minute, then kept in a text file in ``$JMAT_CACHE``, else ``$XDG_CACHE_HOME/jmat``, else
+    ``~/.cache/jmat``, named by a hash of every version and rule that matters. It is no error if that cannot be written.
+    """
+    packages = _dependencies()
+    versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
+    rules = [Path(file).read_text("utf-8") for file in (__file__, docstrings.__file__)]
+    name = _digest("\n".join([*versions, *rules])).hex()[:16]
+    cached = _cache_folder() / f"docs-{name}.txt"
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
+        return text_sentences(cached)
+    seen: set[str] = set()
+    found: set[str] = set()
+    with _no_garbage_collection(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler on other people's code, such as invalid escapes
+        for path in track(_python_files(packages.values()), "reading docstrings, this once"):
+            new = set(_docstrings(path)) - seen
+            seen |= new
+            found.update(sentence for text in new for sentence in docstrings.sentences(text))
+    sentences = _distinct(sorted(found, key=_digest))
+    with contextlib.suppress(OSError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        save_atomically(cached, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
+    return sentences
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Syntax trees have no cycles, and looking for cycles in them takes as long as parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _cache_folder() -> Path:
+    own, shared = os.environ.get("JMAT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(own).expanduser() if own else Path(shared or "~/.cache").expanduser() / "jmat"
+    except RuntimeError:  # a user without a home: nothing can be kept
+        return Path(os.devnull)
+
+
+def text_sentences(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a text file, one sentence or paragraph each, without the blank ones.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is a folder, not UTF-8, or empty.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no text file {path}.")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
+    if not any(lines):
+        raise ValueError(f"{path} holds no text; expected one sentence or paragraph a line.")
+    return [line for line in lines if line]
+
+
+_NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # named data sets go here
+
+
+def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
+    """The sentences of a named corpus or of a text file.
+
+    Raises:
+      FileNotFoundError, ValueError: neither a name nor a readable text file (`text_sentences`).
+    """
+    name = os.fspath(name_or_path)
+    if name in _NAMED:
+        return _NAMED[name]()
+    if not Path(name).exists():
+        raise FileNotFoundError(
+            f"corpus {name!r} is neither a name ({', '.join(_NAMED)}) nor a text file that exists;"
+            " a text file holds one sentence or paragraph a line."
+        )
+    return text_sentences(name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Train, fit, eval
+
+SPLIT_SHARES = {"train": 0.78, "fit": 0.155, "eval": 0.065}
+
+
+def split(sentences: Iterable[str]) -> dict[str, list[str]]:
+    """Divides sentences into ``train`` (78 %), ``fit`` (15.5 %) and ``eval`` (6.5 %), in their order.
+
+    The place of a sentence depends on its own letters alone, not on case, digits, punctuation or the other sentences:
+    whatever versions are installed, none ever moves from one part to another, and near-identical ones stay together.
+    """
+    parts: dict[str, list[str]] = {name: [] for name in SPLIT_SHARES}
+    bounds = np.cumsum(list(SPLIT_SHARES.values()))
+    for sentence in sentences:
+        place = int.from_bytes(_digest(_letters(sentence))[:8]) / 2**64
+        parts[list(parts)[int(np.searchsorted(bounds[:-1], place, side="right"))]].append(sentence)
+    return parts
+
+
+def fit_eval(
+    name_or_path: str | os.PathLike[str], num_fit: int, num_eval: int, seed: int
+) -> tuple[list[str], list[str]]:
+    """Sentences to fit on and others to evaluate on, drawn by the seed from two parts that never overlap.
+
+    For a named corpus these are ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part. The
+    text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_corpus`; or there are fewer sentences than asked for.
+    """
+    if num_fit < 1 or num_eval < 1:
+        raise ValueError(f"num_fit={num_fit} and num_eval={num_eval}: both must be at least 1.")
+    sentences = _distinct(load_corpus(name_or_path))
+    if os.fspath(name_or_path) in _NAMED:
+        parts = split(sentences)
+        fit, held_out = parts["fit"], parts["eval"]
+    else:
+        sentences = sorted(sentences, key=lambda sentence: _digest(_letters(sentence)))
+        cut = round(len(sentences) * num_fit / (num_fit + num_eval))
+        fit, held_out = sentences[:cut], sentences[cut:]
+    if len(fit) < num_fit or len(held_out) < num_eval:
+        raise ValueError(
+            f"corpus {os.fspath(name_or_path)} has {len(sentences)} distinct sentences: {len(fit)} to fit on and"
+            f" {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked for;"
+            f" use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text."
+        )
+    draws = np.random.default_rng(seed).spawn(2)
+    chosen = [draws[0].permutation(len(fit))[:num_fit], draws[1].permutation(len(held_out))[:num_eval]]
+    return [fit[i] for i in chosen[0]], [held_out[i] for i in chosen[1]]
+
+
+def _distinct(sentences: Iterable[str]) -> list[str]:
+    """The first of each group of sentences that have the same letters, in their order."""
+    first: dict[str, str] = {}
+    for sentence in sentences:
+        first.setdefault(_letters(sentence), sentence)
+    return list(first.values())
+
+
+_NOT_LETTERS = str.maketrans("", "", string.punctuation + string.digits)
+
+
+def _letters(sentence: str) -> str:
+    """A sentence without case, digits and punctuation, its words one space apart; itself where nothing is left."""
+    return " ".join(sentence.casefold().translate(_NOT_LETTERS).split()) or sentence
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

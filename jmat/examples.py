@@ -1,0 +1,149 @@
+"""Examples: sentences as token ids, and the positions in them at which activations are read; and their files.
+
+Everything is numpy, on the host. Letters: S sentences, M examples.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Int32
+from numpy import ndarray
+
+from jmat.files import save_atomically
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
+    """Sentences end to end, and the positions in them that are examples.
+
+    Attributes:
+      tokens: ids of all sentences, one after another.
+      lengths: tokens of each sentence, at least 1.
+      positions: where each example stands in its sentence, from 0.
+      rows: the sentence of each example; default: one example a sentence, in order.
+
+    Raises:
+      ValueError: the arrays contradict one another.
+    """
+
+    tokens: Int32[ndarray, " total"]
+    lengths: Int32[ndarray, " S"]
+    positions: Int32[ndarray, " M"]
+    rows: Int32[ndarray, " M"] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            object.__setattr__(self, "rows", np.arange(len(self.lengths), dtype=np.int32))
+        if (self.lengths < 1).any():
+            raise ValueError(f"sentence {int(np.argmax(self.lengths < 1))} has no tokens: leave empty sentences out.")
+        if self.lengths.sum(dtype=np.int64) != len(self.tokens):
+            raise ValueError(
+                f"the lengths add up to {self.lengths.sum(dtype=np.int64)}, for {len(self.tokens)} tokens."
+            )
+        if len(self.rows) != len(self.positions):
+            raise ValueError(f"{len(self.positions)} positions for {len(self.rows)} rows (default: one a sentence).")
+        if (bad := (self.rows < 0) | (self.rows >= self.num_sentences)).any():
+            raise ValueError(f"example {int(bad.argmax())} is in sentence {self.rows[bad][0]} of {self.num_sentences}.")
+        if (bad := (self.positions < 0) | (self.positions >= self.lengths[self.rows])).any():
+            where = int(bad.argmax())
+            raise ValueError(
+                f"example {where} is at position {self.positions[where]} of a sentence of"
+                f" {self.lengths[self.rows[where]]} tokens; positions count from 0."
+            )
+
+    @property
+    def num_examples(self) -> int:
+        """M."""
+        return len(self.positions)
+
+    @property
+    def num_sentences(self) -> int:
+        """S."""
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> Int[ndarray, " S"]:
+        """Where each sentence begins in `tokens`."""
+        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples to fit maps on, and others to evaluate them on."""
+
+    fit: Split
+    eval: Split
+
+
+def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:
+    """Raises ValueError where an id is outside the embedding, which JAX would clamp to its last row in silence."""
+    flat = tokens.reshape(-1)
+    for where in (int(flat.argmax()), int(flat.argmin())) if flat.size else ():
+        if not 0 <= flat[where] < vocab_size:
+            raise ValueError(
+                f"token id {flat[where]} at place {where} is outside the model's vocabulary, 0 .. {vocab_size - 1}:"
+                " the tokens come from another tokenizer."
+            )
+
+
+def save_examples(path: str | os.PathLike[str], examples: Examples) -> None:
+    """Writes `fit_tokens`, `fit_lengths`, `fit_positions` and the same with `eval_`, int32, in an .npz.
+
+    `fit_rows` and `eval_rows` are there only where they are not the default, one example a sentence.
+    """
+    arrays: dict[str, ndarray] = {}
+    for name, part in (("fit", examples.fit), ("eval", examples.eval)):
+        arrays |= {f"{name}_{field}": getattr(part, field) for field in ("tokens", "lengths", "positions")}
+        if not np.array_equal(part.rows, np.arange(part.num_sentences)):
+            arrays[f"{name}_rows"] = part.rows
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # a file and not a name, to which numpy would add .npz
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    save_atomically(Path(path), write)
+
+
+def load_examples(path: str | os.PathLike[str]) -> Examples:
+    """Reads what `save_examples` wrote. Nothing in the file can run code.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is corrupt or truncated, misses an array, or its arrays contradict one another.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no examples file {path}.")
+    try:
+        # The file is opened here, since numpy leaves it open where the zip is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:  # a damaged zip makes numpy raise a dozen different ones
+        raise ValueError(f"{path} is not a readable .npz (corrupt, truncated, or not one): {error}") from None
+    try:
+        return Examples(fit=_split(arrays, "fit"), eval=_split(arrays, "eval"))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no valid examples: {error}") from None
+
+
+def _split(arrays: dict[str, ndarray], name: str) -> Split:
+    fields = [field for field in ("tokens", "lengths", "positions", "rows") if f"{name}_{field}" in arrays]
+    if missing := {"tokens", "lengths", "positions"}.difference(fields):
+        raise ValueError(
+            f"{', '.join(f'{name}_{field}' for field in sorted(missing))} missing; found {sorted(arrays)}."
+        )
+    try:
+        return Split(**{field: _int32(arrays[f"{name}_{field}"]) for field in fields})
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _int32(array: ndarray) -> Int32[ndarray, " n"]:
+    limits = np.iinfo(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"an array is {array.dtype}{list(array.shape)}; expected a list of int32.")
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise ValueError("a number does not fit int32.")
+    return array.astype(np.int32)

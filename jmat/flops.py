@@ -1,0 +1,53 @@
+"""Work in floating-point operations (a multiply-add is two), for one example at the position that is read."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from jmat.config import ModelConfig
+
+
+def block_flops(config: ModelConfig, tokens: Any, context: Any) -> Any:
+    """One block over `tokens` positions that look at `context` positions each: projections, attention, feed-forward."""
+    D, inner = config.width, config.heads * config.head_width
+    kv = (config.kv_heads or config.heads) * config.head_width
+    projections = 2 * D * (2 * inner + 2 * kv)
+    feed_forward = 2 * D * config.ffn_width * (3 if config.gated_ffn else 2)
+    attention = 4 * inner * context
+    return tokens * (projections + feed_forward + attention)
+
+
+def head_flops(config: ModelConfig, words: int | None = None) -> float:
+    """One evaluation of the head at one position, over the whole vocabulary or a short list of words."""
+    transform = 2 * config.width**2 if config.family in ("bert", "roberta", "distilbert") else 0
+    return transform + 2 * config.width * (config.vocab_size if words is None else words)
+
+
+def map_flops(config: ModelConfig) -> float:
+    """One D × D map at one position."""
+    return 2 * config.width**2
+
+
+def exit_flops(
+    config: ModelConfig,
+    exits: Int[ndarray, "S N"],
+    tokens: Int[ndarray, " N"],
+    *,
+    check_every: int = 1,
+    words: int | None = None,
+) -> Float[ndarray, "S N"]:
+    """An example that leaves at a layer: its blocks over all its tokens, and a map and a head evaluation for every
+    check.
+
+    Checks are made before running block l + 1 for l = 1 .. L − 1. A check over the whole vocabulary already is the
+    prediction; with a short list of `words`, the whole head is evaluated once more at the exit. Without an exit, it is
+    evaluated at the end.
+    """
+    L = config.layers
+    mean_context = (tokens + 1) / 2 if config.causal else tokens
+    blocks = exits * block_flops(config, tokens, mean_context)
+    checks = np.minimum(exits, L - 1) // check_every
+    at_end = np.where((exits == L) | (words is not None), head_flops(config), 0)
+    return blocks + checks * (map_flops(config) + head_flops(config, words)) + at_end

@@ -1,0 +1,300 @@
+"""Real text by name, streamed from the Hugging Face hub: Wikipedia, news, WikiText-103. Needs the extra `hub`.
+
+Every data set is pinned to a commit, and its files are read one by one as they are needed: some thousand sentences cost
+some ten megabytes, not the whole of Wikipedia. Sentences to fit on and to evaluate on come from different documents.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jmat.cache import cache_folder
+from jmat.data import Examples, load_examples, make_examples, save_examples
+
+OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
+SplitText = Callable[[str], list[str]]  # paragraph → sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a corpus lies on the hub: `shards` parquet files with a column `text`, numbered where `path` has `{}`."""
+
+    about: str
+    repo: str
+    revision: str
+    path: str
+    shards: int
+    row_is: str = "document"  # or a "line" of WikiText, where titles begin documents and tokens stand apart
+
+    def address(self, shard: int) -> str:
+        """Of one file, as `datasets` and `fsspec` read it."""
+        return f"hf://datasets/{self.repo}@{self.revision}/{self.path.format(shard)}"
+
+
+SOURCES = {
+    "wikipedia": Source(
+        "English Wikipedia of 2023-11-01",
+        "wikimedia/wikipedia",
+        "b04c8d1ceb2f5cd4588862100d08de323dccfbaa",
+        "20231101.en/train-{:05d}-of-00041.parquet",
+        41,
+    ),
+    "wikipedia-2022": Source(
+        "English Wikipedia of 2022-03-01, as in the paper",
+        "legacy-datasets/wikipedia",
+        "97a0b052c326b45fb68593a14972d9eed884cd17",
+        "data/20220301.en/train-{:05d}-of-00041.parquet",
+        41,
+    ),
+    "cc-news": Source(
+        "English news of 2017 to 2019 from Common Crawl",
+        "vblagoje/cc_news",
+        "81eb2ce0d2a9dad6ad16b68ef750ec290880fa36",
+        "plain_text/train-{:05d}-of-00005.parquet",
+        5,
+    ),
+    "wikitext-103": Source(
+        "good and featured articles of English Wikipedia, 2016",
+        "Salesforce/wikitext",
+        "b08601e04326c79dfdd32d625aee71d232d685c3",
+        "wikitext-103-raw-v1/train-{:05d}-of-00002.parquet",
+        2,
+        row_is="line",
+    ),
+}
+
+LOADED = 100_000  # sentences, where a caller wants a corpus as a whole
+_FILES = 8  # read in turn: the articles of one file are all of one age
+_PER_DOCUMENT = 10  # sentences at most, so that no long article dominates
+_WORDS, _LETTERS = 4, 1000  # a sentence has so many words at least, and so many characters at most
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the rest of jmat asks for
+
+
+def hub_fit_eval(
+    name: str,
+    num_fit: int,
+    num_eval: int,
+    seed: int,
+    *,
+    open_file: OpenFile | None = None,
+    split_text: SplitText | None = None,
+) -> tuple[list[str], list[str]]:
+    """Sentences to fit on, and others to evaluate on from the documents that follow; no sentence twice.
+
+    Args:
+      name: one of `SOURCES`.
+      num_fit: how many to fit on.
+      num_eval: how many to evaluate on.
+      seed: draws the files, at most ten sentences of each document, and their order.
+      open_file: reads a file; default: streams it with `datasets`.
+      split_text: cuts a paragraph; default: `sentencex`.
+
+    Raises:
+      ValueError: unknown name, the extra is not installed, fewer sentences than asked for.
+      ConnectionError: the hub cannot be read.
+    """
+    source = _source(name)
+    open_file, split_text = open_file or _stream(name), split_text or _sentencex(name)
+    random = np.random.default_rng(seed)
+    seen: set[str] = set()
+    documents = _documents(name, source, random, open_file)
+    parts = [_take(documents, count, seen, random, split_text) for count in (num_fit, num_eval)]
+    for part, count, flag in zip(parts, (num_fit, num_eval), ("num_fit", "num_eval"), strict=True):
+        if len(part) < count:
+            raise ValueError(f"corpus {name} gave {len(part)} sentences for {flag}={count}: ask for fewer.")
+    return parts[0], parts[1]
+
+
+def hub_sentences(name: str) -> list[str]:
+    """`LOADED` sentences of a corpus, always the same; errors as for `hub_fit_eval`."""
+    return hub_fit_eval(name, LOADED, 0, 0)[0]
+
+
+def hub_examples(
+    name: str,
+    tokenizer: Any,
+    *,
+    num_fit: int,
+    num_eval: int,
+    seed: int,
+    protocol: str,
+    max_length: int,
+    masked: bool,
+    open_file: OpenFile | None = None,
+    split_text: SplitText | None = None,
+) -> Examples:
+    """Examples from `hub_fit_eval` and `jmat.data.make_examples`, which see; the second time from jmat's cache.
+
+    The file there, NAME-HASH.npz, is named by everything that matters: the data set's commit, the rules and the library
+    that cut it into sentences, the numbers and the seed, the tokenizer, the protocol and the length.
+    """
+    chosen = [num_fit, num_eval, seed, protocol, max_length, masked]
+    key = [_source(name), chosen, _tokenizer_digest(tokenizer), _rules(name, split_text is None)]
+    cached = cache_folder() / f"{name}-{_digest(repr(key))[:16]}.npz"
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
+        return load_examples(cached)
+    fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
+    examples = make_examples(
+        fit, held_out, tokenizer, protocol=protocol, max_length=max_length, seed=seed, masked=masked
+    )
+    with contextlib.suppress(OSError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        save_examples(cached, examples)
+    return examples
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files → documents → sentences
+
+
+def _documents(name: str, source: Source, random: np.random.Generator, open_file: OpenFile) -> Iterator[str]:
+    """Documents of some files, drawn at random, one from each in turn."""
+    shards = random.permutation(source.shards)[:_FILES]
+    streams = [_articles(_rows(name, source.address(int(shard)), open_file), source.row_is) for shard in shards]
+    for documents in itertools.zip_longest(*streams):
+        yield from (document for document in documents if document is not None)
+
+
+def _rows(name: str, address: str, open_file: OpenFile) -> Iterator[str]:
+    """The texts of a file. Whatever goes wrong while it is read is the network's or the hub's."""
+    try:
+        for row in open_file(address):
+            yield row["text"] or ""
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConnectionError(
+            f"corpus {name} cannot be read from {address} ({type(error).__name__}: {reason}). It needs the network, and"
+            " HF_HUB_OFFLINE unset; offline, use --corpus=docs, a text file, or --examples prepared elsewhere."
+        ) from None
+
+
+_TITLE = re.compile(r"= [^=].* =")  # of a WikiText article; its sections have "= = Title = ="
+
+
+def _articles(rows: Iterator[str], row_is: str) -> Iterator[str]:
+    if row_is == "document":
+        yield from rows
+        return
+    lines: list[str] | None = None  # what precedes the first title is the end of an article in another file
+    for row in rows:
+        line = row.strip()
+        if _TITLE.fullmatch(line):
+            if lines:
+                yield "\n".join(lines)
+            lines = []
+        elif lines is not None and line:
+            lines.append(_together(line))
+    if lines:
+        yield "\n".join(lines)
+
+
+# WikiText's marks of joined numbers and words, and the spaces that its tokenizer put around punctuation.
+_SPACED = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r" @([-,.])@ ", r"\1"),
+        (r" ([.,;:!?%)\]])", r"\1"),
+        (r"([(\[$£€]) ", r"\1"),
+        (r" ('(?:s|t|re|ve|ll|d|m)\b)", r"\1"),
+        (r'" ([^"]*?) ?"', r'"\1"'),
+    ]
+]
+
+
+def _together(line: str) -> str:
+    for pattern, replacement in _SPACED:
+        line = pattern.sub(replacement, line)
+    return line
+
+
+def _take(
+    documents: Iterator[str], count: int, seen: set[str], random: np.random.Generator, split_text: SplitText
+) -> list[str]:
+    """Sentences that were not seen before, from as many documents as it takes, in random order."""
+    taken: list[str] = []
+    while len(taken) < count and (document := next(documents, None)) is not None:
+        new = [s for s in _sentences(document, split_text) if s.casefold() not in seen]
+        chosen = [new[i] for i in np.sort(random.permutation(len(new))[:_PER_DOCUMENT])]
+        seen.update(sentence.casefold() for sentence in chosen)
+        taken += chosen
+    order = random.permutation(min(len(taken), count))
+    return [taken[i] for i in order]
+
+
+def _sentences(document: str, split_text: SplitText) -> list[str]:
+    """The whole sentences of a document, each once; headings, lists and scraps have no full stop and are left out."""
+    pieces = itertools.chain.from_iterable(split_text(line) for line in document.split("\n") if line.strip())
+    return [s for s in dict.fromkeys(" ".join(piece.split()) for piece in pieces) if _is_sentence(s)]
+
+
+def _is_sentence(text: str) -> bool:
+    ends = text.rstrip("\"'”’)]").endswith((".", "!", "?"))
+    return ends and not text[0].islower() and len(text) <= _LETTERS and len(text.split()) >= _WORDS
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The extra, and what the cache depends on
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise ValueError(f"corpus {name!r} is not on the list of the hub's: {', '.join(SOURCES)}.")
+    return SOURCES[name]
+
+
+def _needs_extra(name: str) -> ValueError:
+    return ValueError(
+        f"corpus {name} comes from the Hugging Face hub and needs the extra `hub`: pip install 'jmat[hub]'."
+    )
+
+
+def _stream(name: str) -> OpenFile:
+    try:
+        import datasets
+    except ImportError:
+        raise _needs_extra(name) from None
+    return lambda address: datasets.load_dataset(
+        "parquet", data_files=address, split="train", streaming=True, columns=["text"]
+    )
+
+
+def _sentencex(name: str) -> SplitText:
+    try:
+        import sentencex
+    except ImportError:
+        raise _needs_extra(name) from None
+    return lambda paragraph: sentencex.segment("en", paragraph)
+
+
+def _rules(name: str, by_sentencex: bool) -> str:
+    """The code that makes examples of documents, and the version of the library that cuts them into sentences."""
+    try:
+        version = importlib.metadata.version("sentencex") if by_sentencex else ""
+    except importlib.metadata.PackageNotFoundError:
+        raise _needs_extra(name) from None
+    code = [Path(file).read_text("utf-8") for file in (__file__, Path(__file__).with_name("data.py"))]
+    return _digest("\n".join([version, *code]))
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    if not tokenizer.is_fast:
+        return _digest(repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]))
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    # How the last text was cut and padded is part of its state, not of what it is.
+    return _digest(json.dumps({name: part for name, part in state.items() if name not in ("truncation", "padding")}))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

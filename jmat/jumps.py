@@ -1,0 +1,136 @@
+"""Jumps from layer to layer: `mat` fits them, `id` assumes that there is nothing to fit (Din et al. 2023, section 3).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from numpy import ndarray
+
+from jmat.forward import logits
+from jmat.maps import Linear
+from jmat.metrics import bootstrap_mean, compare, confidences, cross_entropy
+from jmat.progress import track
+from jmat.regression import Solution, lstsq
+
+KS = (1, 5, 10)
+METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
+
+
+def fit_jumps(
+    streams: Sequence[Float[ndarray, "N D"]],
+    *,
+    targets: str = "all",
+    intercept: bool = False,
+    progress: str | None = None,
+) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
+    """`mat_{i→j}`: least squares from every source layer i to its targets j > i; one factorisation a source.
+
+    Args:
+      streams: h_0 .. h_L at the same examples.
+      targets: `all` layers after the source, or only the `final` one.
+      intercept: fit `y = x @ W + b` instead of the paper's `y = x @ W`.
+      progress: what the progress bar says; None shows none.
+
+    Returns:
+      Maps by (i, j), and the solution of each source (its statistics; right-hand sides stacked in the order of j).
+    """
+    L, D = len(streams) - 1, streams[0].shape[1]
+    maps: dict[tuple[int, int], Linear] = {}
+    solutions: dict[int, Solution] = {}
+    for i in track(range(L), progress):
+        to = range(i + 1, L + 1) if targets == "all" else [L]
+        solution = lstsq(streams[i], np.concatenate([streams[j] for j in to], axis=1), intercept=intercept)
+        for k, j in enumerate(to):
+            columns = slice(k * D, (k + 1) * D)
+            bias = None if solution.bias is None else solution.bias[columns]
+            maps[i, j] = Linear(solution.weights[:, columns], bias)
+        solutions[i] = solution
+    return maps, solutions
+
+
+def evaluate(
+    model: Any,
+    final: Float[ndarray, "N D"],
+    shortcuts: Mapping[tuple[str, int], tuple[Any, Float[ndarray, "N D"]]],
+    *,
+    targets: Int[ndarray, " N"] | None = None,
+    words: Int[ndarray, " W"] | None = None,
+    examples_per_batch: int = 256,
+    progress: str | None = None,
+) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
+    """Holds what each shortcut predicts against what the full model predicts, example by example.
+
+    Args:
+      model: its final norm and head read out both.
+      final: h_L.
+      shortcuts: (map's name, source layer) → (map, the stream it reads).
+      targets: the tokens that the text has there, -1 where it has none: adds `cross_entropy` (NaN there).
+      words: a short list of the vocabulary: adds `short_gap`, the confidence read over these words alone.
+      examples_per_batch: logits of so many examples are held at once.
+      progress: what the progress bar says; None shows none.
+
+    Returns:
+      (map's name, source layer) → name → values: the metrics of `jmat.metrics.compare` and the confidences of
+      `jmat.metrics.confidences`.
+    """
+    N = len(final)
+    parts: dict[tuple[str, int], list[dict[str, jax.Array]]] = {key: [] for key in shortcuts}
+    words = None if words is None else jnp.asarray(words)
+    for start in track(range(0, N, examples_per_batch), progress):
+        full = logits(model, _rows(final, start, examples_per_batch))
+        now = None if targets is None else _rows(targets, start, examples_per_batch)
+        for key, (shortcut, stream) in shortcuts.items():
+            short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
+            parts[key].append(_read(full, short, now, words))
+    return {
+        key: {name: np.concatenate([np.asarray(values[name]) for values in batch])[:N] for name in batch[0]}
+        for key, batch in parts.items()
+    }
+
+
+@jax.jit
+def _read(full, short, targets, words):
+    values = {**compare(full, short, ks=KS), **confidences(short)}
+    if targets is not None:
+        values["cross_entropy"] = jnp.where(targets >= 0, cross_entropy(short, jnp.maximum(targets, 0)), jnp.nan)
+    if words is not None:
+        values["short_gap"] = confidences(short[:, words])["gap"]
+    return values
+
+
+def metric_rows(
+    values: Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]], target: int, *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Means with 95 % bootstrap intervals over the examples, as rows of results.json.
+
+    Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`.
+    """
+    rows = []
+    for (name, layer), read in values.items():
+        metrics = {metric: read[metric] for metric in METRICS}
+        mean, low, high = bootstrap_mean(np.stack(list(metrics.values()), axis=1).astype(np.float64), seed=seed)
+        figures = [(metric, mean[k], low[k], high[k], len(read[metric])) for k, metric in enumerate(metrics)]
+        if "cross_entropy" in read:
+            known = read["cross_entropy"][~np.isnan(read["cross_entropy"])].astype(np.float64)
+            figures.append(("perplexity", *map(np.exp, bootstrap_mean(known, seed=seed)), len(known)))
+        for metric, *figure, n in figures:
+            row = {"map": name, "layer": layer, "target": target, "metric": metric}
+            rows.append(row | dict(zip(("value", "low", "high"), map(float, figure), strict=True)) | {"n": n})
+    return rows
+
+
+def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:
+    """Rows start ..
+
+    start + count; the last batch is filled up with its last row, so that it has the shape of the others.
+    """
+    return x[np.minimum(np.arange(start, start + count), len(x) - 1)]
+
+
+@jax.jit
+def _apply(shortcut: Any, x: jax.Array) -> jax.Array:
+    return shortcut(x)

@@ -1,0 +1,219 @@
+"""Maps that stand in for a part of a model, or for many blocks: callable pytrees, and the files people share them in.
+
+Every map takes `x [..., D]` with any leading axes. A map is a registered dataclass, so new values of the same shape
+reach a jitted function as arguments: they do not retrace it.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jaxtyping import Array, Float
+
+from jmat.files import save_atomically
+
+CONVENTION = "y = x @ W (+ b)"
+_PICKLES = (".pickle", ".pkl", ".pt", ".pth", ".bin")
+
+# The array fields below are annotated Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings
+# or numpy arrays there.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """`y = x`."""
+
+    def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array | np.ndarray, "*batch D"]:
+        return x
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear:
+    """`y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`."""
+
+    W: Any
+    bias: Any = None
+
+    def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
+        y = jnp.matmul(x, self.W.astype(x.dtype))
+        return y if self.bias is None else y + self.bias.astype(x.dtype)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """`y = value` whatever x is, for `value [E]`: with the mean over examples, mean ablation."""
+
+    value: Any
+
+    def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
+        return jnp.broadcast_to(self.value.astype(x.dtype), (*x.shape[:-1], *self.value.shape))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["width"])
+@dataclasses.dataclass(frozen=True)
+class Zero:
+    """`y = 0` with `width` coordinates: the part is deleted."""
+
+    width: int
+
+    def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
+        return jnp.zeros((*x.shape[:-1], self.width), x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class MapsInfo:
+    """Where a folder of maps comes from.
+
+    `n` counts the examples they were fitted on; `dtype` is that of the model's parameters and activations then.
+    """
+
+    model: str
+    model_hash: str
+    protocol: str
+    corpus: str
+    n: int
+    seed: int
+    dtype: str
+    convention: str = CONVENTION
+
+
+def model_hash(params: Mapping[str, Any]) -> str:
+    """Fingerprint of a model's weights: 16 hex digits of SHA-256 over sorted names, shapes, dtypes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(params):
+        values = np.ascontiguousarray(params[name])
+        digest.update(f"{name}|{np.shape(params[name])}|{values.dtype.name}|".encode())
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]
+
+
+def save_maps(
+    folder: str | pathlib.Path,
+    maps: Mapping[str, Linear],
+    info: MapsInfo,
+    statistics: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Writes `maps.safetensors` and `maps.json` into an existing folder, each whole or not at all.
+
+    Args:
+        folder: where to.
+        maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module. A bias is stored as
+            `NAME.bias`.
+        info: goes into both files, so that loading notices where they do not belong together.
+        statistics: of the fits, by name (`{"mat.0.12": {"rank": 768, "condition": 1.2e4}}`), for the JSON.
+
+    Raises:
+        OSError: the files cannot be written; what was there before is untouched.
+    """
+    tensors = {}
+    for name, linear in maps.items():
+        tensors[name] = np.ascontiguousarray(linear.W)
+        if linear.bias is not None:
+            tensors[f"{name}.bias"] = np.ascontiguousarray(linear.bias)
+    described = {
+        name: {"shape": list(linear.W.shape), "bias": linear.bias is not None, **(statistics or {}).get(name, {})}
+        for name, linear in maps.items()
+    }
+    about = dataclasses.asdict(info)
+    text = json.dumps({**about, "maps": described}, indent=1, allow_nan=False) + "\n"
+
+    def write_tensors(path: pathlib.Path) -> None:
+        try:
+            safetensors.numpy.save_file(tensors, path, metadata={"info": json.dumps(about)})
+        except safetensors.SafetensorError as error:  # a full disk comes in this disguise
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
+
+    save_atomically(pathlib.Path(folder) / "maps.safetensors", write_tensors)
+    save_atomically(pathlib.Path(folder) / "maps.json", lambda path: path.write_text(text, "utf-8"))
+
+
+def load_maps(
+    folder: str | pathlib.Path, *, model_hash: str | None = None, width: int | None = None
+) -> tuple[dict[str, Linear], MapsInfo]:
+    """Reads what `save_maps` wrote. Nothing in the files is ever executed.
+
+    Args:
+        folder: holds `maps.safetensors` and `maps.json`.
+        model_hash: fingerprint of the model they are meant for.
+        width: that model's D: the width of every map's input and output.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a pickle, a damaged file, maps of another model, or a shape that does not fit.
+    """
+    folder = pathlib.Path(folder)
+    _refuse_pickles(folder)
+    info, has_bias = _read_json(folder / "maps.json")
+    maps = _read_tensors(folder / "maps.safetensors", info, has_bias)
+    if info.convention != CONVENTION:
+        raise ValueError(f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose them.")
+    if model_hash is not None and info.model_hash != model_hash:
+        raise ValueError(
+            f"the maps in {folder} were fitted on {info.model} with weights {info.model_hash}; this model's weights "
+            f"are {model_hash}. Fit maps for it, or load the model they belong to."
+        )
+    for name, linear in maps.items():
+        if linear.W.ndim != 2 or (linear.bias is not None and linear.bias.shape != linear.W.shape[1:]):
+            bias = None if linear.bias is None else linear.bias.shape
+            raise ValueError(
+                f"map {name!r} in {folder} has W {linear.W.shape} and bias {bias}; expected [D, E] and [E]."
+            )
+        if width is not None and linear.W.shape != (width, width):
+            raise ValueError(
+                f"map {name!r} in {folder} is {linear.W.shape}; this model needs {(width, width)}: these maps belong "
+                "to a model of another width."
+            )
+    return maps, info
+
+
+def _refuse_pickles(folder: pathlib.Path) -> None:
+    pickles = [folder] if folder.suffix in _PICKLES else []
+    if not pickles and folder.is_dir() and not (folder / "maps.safetensors").exists():
+        pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise ValueError(
+            f"{pickles[0]} is a pickle, and loading one can run any code it holds: convert it to safetensors where you "
+            "trust it, or fit the maps again."
+        )
+
+
+def _read_json(path: pathlib.Path) -> tuple[MapsInfo, dict[str, bool]]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        has_bias = {name: bool(about["bias"]) for name, about in content.pop("maps").items()}
+        return MapsInfo(**content), has_bias
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged or does not describe maps ({error}): fit the maps again.") from None
+
+
+def _read_tensors(path: pathlib.Path, info: MapsInfo, has_bias: Mapping[str, bool]) -> dict[str, Linear]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            written = (file.metadata() or {}).get("info")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} not found: expected it beside maps.json.") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): fit the maps again, or copy it anew.") from None
+    expected = has_bias.keys() | {f"{name}.bias" for name in has_bias if has_bias[name]}
+    if tensors.keys() != expected or (written is not None and written != json.dumps(dataclasses.asdict(info))):
+        raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")
+    arrays = {name: jnp.asarray(values) for name, values in tensors.items()}
+    return {name: Linear(arrays[name], arrays.get(f"{name}.bias")) for name in has_bias}

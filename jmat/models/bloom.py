@@ -1,0 +1,124 @@
+"""BLOOM (BigScience 2022): normed embedding; distance biases (ALiBi) instead of positions."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jmat.config import ConfigReader, ModelConfig
+from jmat.layers import Attention, Context, Embedding, FeedForward, Head, LayerNorm
+from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
+from jmat.sites import Tap
+
+
+class Embed(nnx.Module):
+    """Normed token embedding: h_0."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
+        self.norm = LayerNorm(config)
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+    ) -> Float[Array, "B T D"]:
+        del positions, type_ids
+        return self.norm(self.tokens(tokens))
+
+
+class Block(nnx.Module):
+    """One pre-norm block. A config option lets the residual start from the norm's output instead of its input."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.ln_1 = LayerNorm(config)
+        self.attn = Attention(config, out_std=config.init_std, rngs=rngs)
+        self.ln_2 = LayerNorm(config)
+        self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
+        self.from_norm = config.residual_from_norm
+
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
+        def attend(x):
+            normed = tap("ln_1", self.ln_1, x)
+            return (normed if self.from_norm else x) + tap("attn", self.attn, normed, context, tap)
+
+        x = tap("mid", attend, x)
+        normed = tap("ln_2", self.ln_2, x)
+        return (normed if self.from_norm else x) + tap("ffn", self.ffn, normed)
+
+
+def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """Reads a BLOOM config.json. Raises ValueError for fields that jmat does not implement, by name."""
+    read = ConfigReader(hf, ignore=ignore)
+    width = read.size("n_embed", read.size("hidden_size", 64))
+    heads = read.size("n_head", read.size("num_attention_heads", 8))
+    read.require(width % heads == 0, f"hidden_size={width} is not a multiple of n_head={heads}")
+    config = ModelConfig(
+        family="bloom",
+        vocab_size=read.size("vocab_size", 250880),
+        num_positions=read.size("seq_length", 2048),  # nothing else bounds it: the length of the texts in training
+        width=width,
+        layers=read.size("n_layer", read.size("num_hidden_layers", 2)),
+        heads=heads,
+        head_width=width // heads,
+        ffn_width=4 * width,
+        activation="gelu_new",
+        norm_eps=read.number("layer_norm_epsilon", 1e-5),
+        causal=True,
+        tied_head=read.flag("tie_word_embeddings", True),
+        alibi=True,
+        residual_from_norm=read.flag("apply_residual_connection_post_layernorm", False),
+        init_std=read.number("initializer_range", 0.02),
+        hf=json.dumps(dict(hf)),
+    )
+    # slow_but_exact drops a bias where pretraining_tp > 1; without it pretraining_tp does nothing.
+    slow = read.flag("slow_but_exact", False) and read.size("pretraining_tp", 1) > 1
+    read.require(not slow, "slow_but_exact=True with pretraining_tp > 1 is not implemented")
+    neutral = ["pretraining_tp", "attention_dropout", "hidden_dropout", "unk_token_id", "masked_softmax_fusion"]
+    neutral += [
+        "bias_dropout_fusion",
+        "attention_softmax_in_fp32",
+        "skip_bias_add",
+        "skip_bias_add_qkv",
+        "offset_alibi",
+    ]
+    read.finish(neutral=neutral, fixed={"n_inner": (None, 4 * width)})
+    return config
+
+
+def keys(config: ModelConfig) -> list[Key]:
+    """The checkpoint's tensors; q, k and v are fused head by head."""
+    table = [
+        Key("word_embeddings.weight", ("embed.tokens.table",)),
+        *norm_keys("word_embeddings_layernorm", "embed.norm"),
+        *norm_keys("ln_f", "final_norm"),
+    ]
+    if config.has_head and not config.tied_head:
+        table.append(Key("lm_head.weight", ("head.out.kernel",), TRANSPOSED))
+    for i in range(config.layers):
+        file, ours = f"h.{i}", f"blocks.{i}"
+        for kind, param in (("weight", "kernel"), ("bias", "bias")):
+            qkv = tuple(f"{ours}.attn.{part}.{param}" for part in "qkv")
+            table.append(Key(f"{file}.self_attention.query_key_value.{kind}", qkv, interleaved(3, config.heads)))
+        table += [
+            *norm_keys(f"{file}.input_layernorm", f"{ours}.ln_1"),
+            *dense_keys(f"{file}.self_attention.dense", f"{ours}.attn.o"),
+            *norm_keys(f"{file}.post_attention_layernorm", f"{ours}.ln_2"),
+            *dense_keys(f"{file}.mlp.dense_h_to_4h", f"{ours}.ffn.up"),
+            *dense_keys(f"{file}.mlp.dense_4h_to_h", f"{ours}.ffn.down"),
+        ]
+    return table
+
+
+FAMILY = Family(
+    config=config_from_hf,
+    embed=Embed,
+    block=Block,
+    final_norm=LayerNorm,
+    head=Head,
+    keys=keys,
+    prefixes=("transformer.",),
+    head_prefixes=("lm_head.",),
+    tied=("lm_head.weight", "word_embeddings.weight"),
+    ignored=(r"score\.weight", r"(classifier|qa_outputs)\..*"),
+)

@@ -1,0 +1,176 @@
+"""LLaMA and its relatives: LLaMA 1–3, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma 1.
+
+Pre-norm and causal, with RMSNorm, rotary positions, gated feed-forward, grouped-query attention (Touvron et al. 2023).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jmat.config import ConfigReader, ModelConfig
+from jmat.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, RMSNorm
+from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
+from jmat.rotary import read_rotary
+from jmat.sites import Tap
+
+
+class Embed(nnx.Module):
+    """Token embedding, scaled in Gemma: h_0. Positions enter in attention."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
+        self.scale = config.embed_scale
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+    ) -> Float[Array, "B T D"]:
+        del positions, type_ids
+        return self.scale * self.tokens(tokens)
+
+
+class Block(nnx.Module):
+    """One pre-norm block."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.ln_1 = RMSNorm(config)
+        self.attn = Attention(config, out_std=config.init_std, rngs=rngs)
+        self.ln_2 = RMSNorm(config)
+        self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
+        def attend(x):
+            return x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap)
+
+        x = tap("mid", attend, x)
+        return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
+
+
+# What a config.json that leaves a field out means: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
+# num_attention_heads, num_key_value_heads, max_position_embeddings, head_dim, hidden_act.
+_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    "llama": (32000, 4096, 11008, 32, 32, None, 2048, None, "silu"),
+    "mistral": (32000, 4096, 14336, 32, 32, 8, 131072, None, "silu"),
+    "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768, None, "silu"),
+    "qwen3": (151936, 4096, 22016, 32, 32, 32, 32768, 128, "silu"),
+    "gemma": (256000, 3072, 24576, 28, 16, 16, 8192, 256, "gelu_pytorch_tanh"),
+}
+# These say nothing unless use_sliding_window is set.
+_SLIDING = ["sliding_window", "max_window_layers"]
+
+
+def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """Reads the config.json of any of these. Raises ValueError for fields that jmat does not implement, by name."""
+    read = ConfigReader(hf, ignore=ignore)
+    family = hf["model_type"]
+    is_gemma = family == "gemma"
+    vocab_size, width, ffn_width, layers, heads, kv_heads, num_positions, head_width, activation = _DEFAULTS[family]
+    width, heads = read.size("hidden_size", width), read.size("num_attention_heads", heads)
+    layers = read.size("num_hidden_layers", layers)
+    num_positions = read.size("max_position_embeddings", num_positions)
+    # A null is not a missing field: it means one key-value head per head.
+    kv_heads = read.size("num_key_value_heads", heads if "num_key_value_heads" in hf else kv_heads or heads)
+    read.require(heads % kv_heads == 0, f"num_attention_heads={heads} is not a multiple of {kv_heads} key-value heads")
+    if read.get("head_dim", head_width) is None:
+        read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+    head_width = read.size("head_dim", head_width or max(width // heads, 1))
+    rotary = read_rotary(read, head_width, num_positions)
+    read.require(rotary.width == head_width, f"partial_rotary_factor is not implemented for {family}")
+    activation = read.choice("hidden_act", activation, ACTIVATIONS)
+    bias = family in ("llama", "qwen3", "gemma") and read.flag("attention_bias", False)
+    config = ModelConfig(
+        family=family,
+        vocab_size=read.size("vocab_size", vocab_size),
+        num_positions=num_positions,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=head_width,
+        ffn_width=read.size("intermediate_size", ffn_width),
+        # Gemma's first config files say gelu where they mean its tanh approximation.
+        activation="gelu_pytorch_tanh" if is_gemma and activation == "gelu" else activation,
+        norm_eps=read.number("rms_norm_eps", 1e-6),
+        causal=not (is_gemma and read.flag("use_bidirectional_attention", False)),
+        tied_head=read.flag("tie_word_embeddings", is_gemma),
+        windows=_windows(read, hf, family, layers, num_positions),
+        rotary=rotary,
+        qkv_bias=bias or family == "qwen2",
+        out_bias=bias,
+        ffn_bias=family == "llama" and read.flag("mlp_bias", False),
+        gated_ffn=True,
+        qk_norm=family == "qwen3",
+        norm_scale_offset=1.0 if is_gemma else 0.0,
+        embed_scale=width**0.5 if is_gemma else 1.0,
+        init_std=read.number("initializer_range", 0.02),
+        hf=json.dumps(dict(hf)),
+    )
+    # pretraining_tp splits a product into a sum of parts, which only moves rounding.
+    neutral = ["attention_dropout", "pretraining_tp"]
+    neutral += {"mistral": ["sliding_window"], "qwen2": _SLIDING, "qwen3": _SLIDING}.get(family, [])
+    fixed = {
+        "layer_types": (None, ["full_attention"] * layers),
+        "hidden_activation": (None, config.activation),
+        "partial_rotary_factor": (None, 1),
+        "attention_bias": (False, None),
+        "mlp_bias": (False, None),
+    }
+    read.finish(neutral=neutral, fixed=fixed)
+    return config
+
+
+def _windows(
+    read: ConfigReader, hf: Mapping[str, Any], family: str, layers: int, num_positions: int
+) -> tuple[int, ...]:
+    """Each block's attention window; () where no block has one that a text can exceed."""
+    slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window", False))
+    if not slides or hf.get("sliding_window", 4096) is None:
+        return ()
+    window = {"sliding_attention": read.size("sliding_window", 4096), "full_attention": num_positions}
+    first = 0 if family == "mistral" else read.get("max_window_layers", 28)
+    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    if family != "mistral":
+        kinds = read.get("layer_types", kinds)
+    if len(kinds) != layers or not set(kinds) <= set(window):
+        read.require(False, f"layer_types={kinds!r} should name {' or '.join(window)} for each of {layers} blocks")
+        return ()
+    windows = tuple(window[kind] for kind in kinds)
+    return windows if min(windows) < num_positions else ()
+
+
+def keys(config: ModelConfig) -> list[Key]:
+    """The checkpoint's tensors."""
+    table = [
+        Key("embed_tokens.weight", ("embed.tokens.table",)),
+        *norm_keys("norm", "final_norm", bias=False),
+    ]
+    if config.has_head and not config.tied_head:
+        table.append(Key("lm_head.weight", ("head.out.kernel",), TRANSPOSED))
+    for i in range(config.layers):
+        file, ours = f"layers.{i}", f"blocks.{i}"
+        table += norm_keys(f"{file}.input_layernorm", f"{ours}.ln_1", bias=False)
+        for part in "qkv":
+            table += dense_keys(f"{file}.self_attn.{part}_proj", f"{ours}.attn.{part}", bias=config.qkv_bias)
+        table += dense_keys(f"{file}.self_attn.o_proj", f"{ours}.attn.o", bias=config.out_bias)
+        for part in "qk" if config.qk_norm else "":
+            table += norm_keys(f"{file}.self_attn.{part}_norm", f"{ours}.attn.{part}_norm", bias=False)
+        table += norm_keys(f"{file}.post_attention_layernorm", f"{ours}.ln_2", bias=False)
+        for part in ("gate", "up", "down"):
+            table += dense_keys(f"{file}.mlp.{part}_proj", f"{ours}.ffn.{part}", bias=config.ffn_bias)
+    return table
+
+
+FAMILY = Family(
+    config=config_from_hf,
+    embed=Embed,
+    block=Block,
+    final_norm=RMSNorm,
+    head=Head,
+    keys=keys,
+    prefixes=("model.",),
+    head_prefixes=("lm_head.",),
+    tied=("lm_head.weight", "embed_tokens.weight"),
+    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"score\.weight", r"(classifier|qa_outputs)\..*"),
+)

@@ -1,0 +1,17 @@
+"""Progress bars on standard error, for work that takes long."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import rich.console
+import rich.progress
+
+Item = TypeVar("Item")
+
+
+def track(items: Sequence[Item], description: str | None) -> Iterable[Item]:
+    """The items, with a bar that shows how many are done and the time left; no bar where there is no description."""
+    if description is None:
+        return items
+    console = rich.console.Console(stderr=True)
+    return rich.progress.track(items, description=description, console=console)

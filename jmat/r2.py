@@ -1,0 +1,95 @@
+"""Held-out r2 of maps between all pairs of layers, with bootstrap intervals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+from jmat.maps import Linear
+from jmat.metrics import bootstrap_counts
+from jmat.progress import track
+
+# A coordinate is an outlier where its standard deviation is this many times the median coordinate's.
+OUTLIER = 6.0
+
+
+class Resamples(NamedTuple):
+    """Bootstrap counts of the examples, and of those that are not at a first position; row 0 is the data itself."""
+
+    everywhere: Float[ndarray, "S N"]
+    later: Float[ndarray, "S M"]
+    is_later: Bool[ndarray, " N"]
+
+
+def resamples(positions: Int[ndarray, " N"], *, samples: int = 200, seed: int = 0) -> Resamples:
+    """Draws them once, for all pairs."""
+    is_later = positions > 0
+    return Resamples(_counts(len(positions), samples, seed), _counts(int(is_later.sum()), samples, seed), is_later)
+
+
+def r2_rows(
+    streams: Sequence[Float[ndarray, "N D"]],
+    maps: Mapping[tuple[int, int], Linear],
+    drawn: Resamples,
+    *,
+    progress: str | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of results.json for `mat` and `id` of every pair in `maps`, on held-out streams h_0 .. h_L."""
+    rows = []
+    for j in track(sorted({j for _, j in maps}), progress):
+        for i in sorted(i for i, target in maps if target == j):
+            for name, predicted in (("mat", np.asarray(maps[i, j](streams[i]))), ("id", streams[i])):
+                rows += pair_rows({"map": name, "layer": i, "target": j}, streams[j], predicted, drawn)
+    return rows
+
+
+def pair_rows(
+    label: Mapping[str, Any], target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"], drawn: Resamples
+) -> list[dict[str, Any]]:
+    """Rows of one prediction.
+
+    Metrics: `r2` (uniform mean over the coordinates, as in Din et al.), `r2_weighted` (by the coordinates' variances),
+      `r2_no_outliers` (uniform, coordinates of outlying variance left out), `r2_no_first` (uniform, examples at
+      position 0 left out).
+    """
+    scores = _scores(target, predicted, drawn.everywhere)
+    later = drawn.is_later
+    if later.any():
+        scores["r2_no_first"] = _scores(target[later], predicted[later], drawn.later)["r2"]
+    rows = []
+    for metric, values in scores.items():
+        low, high = np.percentile(values[1:], [2.5, 97.5])
+        n = int(later.sum()) if metric == "r2_no_first" else len(target)
+        rows.append(
+            {**label, "metric": metric, "value": float(values[0]), "low": float(low), "high": float(high), "n": n}
+        )
+    return rows
+
+
+def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
+    """The coordinates that are not outliers (GPT-2 has a few whose spread is hundreds of times that of the others)."""
+    spread = stream.std(0, dtype=np.float64)
+    return spread <= OUTLIER * np.median(spread)
+
+
+def _counts(n: int, samples: int, seed: int) -> Float[ndarray, "S N"]:
+    """The data itself in row 0, then bootstrap resamples, as counts of the examples."""
+    return np.concatenate([np.ones((1, n)), bootstrap_counts(n, samples=samples, seed=seed)]) if n else np.ones((1, 0))
+
+
+def _scores(
+    target: Float[ndarray, "N D"],
+    predicted: Float[ndarray, "N D"],
+    counts: Float[ndarray, "S N"],
+) -> dict[str, Float[ndarray, " S"]]:
+    """r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`."""
+    centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
+    total = counts @ np.square(centred) - np.square(counts @ centred) / counts.sum(1, keepdims=True)
+    error = counts @ np.square(target.astype(np.float64) - predicted)
+    # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.
+    exact = np.where(error == 0, 1.0, 0.0)
+    each = np.where(total > 0, 1 - error / np.where(total > 0, total, 1), exact)
+    weighted = 1 - error.sum(1) / np.maximum(total.sum(1), np.finfo(np.float64).tiny)
+    return {"r2": each.mean(1), "r2_weighted": weighted, "r2_no_outliers": each[:, usual_coordinates(target)].mean(1)}

@@ -1,0 +1,243 @@
+"""An experiment's output folder: whose it is (`run.json`), what was found (`results.json`), and tables of it.
+
+A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12, "metric": "precision@1",
+"value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
+"""
+
+import importlib.metadata
+import json
+import math
+import pathlib
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jmat.files import save_atomically
+
+Row = Mapping[str, Any]
+
+_PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
+# What runs leave in their folder, and --overwrite therefore removes. Nothing else there is ever touched.
+_LEFT_BY_RUNS = ("results.json", "maps.json", "maps.safetensors", "*.png", "checkpoints")
+
+
+def claim_output_folder(
+    out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], *, overwrite: bool = False
+) -> None:
+    """Makes `out` the home of this run, and writes `run.json` there to say so before any long work starts.
+
+    A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed.
+
+    Args:
+        out: the folder; made if it is not there.
+        experiment: its name.
+        config: its flags, without those that do not matter to the results.
+        overwrite: take the folder from another run, and remove what that run left in it.
+
+    Raises:
+        ValueError: it belongs to another experiment or to other flags (all of them named), holds files of something
+            else, or cannot be written.
+    """
+    out = pathlib.Path(out)
+    try:
+        mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
+        owner = out / "run.json"
+        if owner.exists():
+            _check_owner(out, mine, overwrite=overwrite)
+        elif out.is_dir() and (foreign := [*out.glob("*.json"), *out.glob("*.safetensors")]) and not overwrite:
+            raise ValueError(
+                f"{out} holds {foreign[0].name}, and no run.json that says which run wrote it; choose another --out."
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        save_atomically(owner, lambda path: path.write_text(_to_json(mine), "utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot use {out} as output folder: {error.strerror}; choose another --out.") from None
+
+
+def write_results(
+    out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], rows: Sequence[Row]
+) -> dict[str, Any]:
+    """Writes `OUT/results.json`, whole or not at all, and returns what it holds.
+
+    Raises:
+        ValueError: a row has no metric or value, is not flat, or holds a number that is not finite. Where there is no
+            value to give, a row says `"value": None`, and why in `"note"`.
+        OSError: the file cannot be written.
+    """
+    results = {
+        "experiment": experiment,
+        "config": dict(config),
+        "environment": environment(),
+        "rows": [_plain_row(index, row) for index, row in enumerate(rows)],
+    }
+    text = _to_json(results)
+    save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(text, "utf-8"))
+    return json.loads(text)
+
+
+def read_results(out: str | pathlib.Path) -> dict[str, Any]:
+    """The results of the run in folder `out`.
+
+    Raises FileNotFoundError if it has none, ValueError if they are damaged.
+    """
+    path = pathlib.Path(out) / "results.json"
+    try:
+        results = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path} not found: expected the --out folder of a finished experiment.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): run the experiment again.") from None
+    if not isinstance(results, dict) or not isinstance(results.get("rows"), list):
+        raise ValueError(f"{path} holds no rows: it was not written by an experiment of jmat.")
+    return results
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what the figures depend on, and the devices by kind."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    devices = Counter(device.device_kind for device in jax.devices())
+    return versions | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "devices": [f"{count} x {kind}" for kind, count in devices.items()],
+    }
+
+
+def format_table(
+    rows: Sequence[Row],
+    *,
+    index: str = "layer",
+    columns: Sequence[str] = ("metric", "map"),
+    metrics: Sequence[str] | None = None,
+    intervals: bool = False,
+    width: int = 100,
+) -> str:
+    """Rows as plain text: values of `index` down, those of `columns` across under grouped headings.
+
+    A table wider than `width` characters is continued below. Layers are 0-based, as everywhere.
+
+    Args:
+        rows: those without `index` or one of `columns` are left out.
+        index: a key of the rows.
+        columns: keys of the rows, the outermost heading first.
+        metrics: which to show, in this order; default all.
+        intervals: show `[low, high]` behind each value that has them.
+        width: characters a line.
+    """
+    needed = {index, *columns, "value"}
+    shown = [row for row in rows if needed <= row.keys() and (metrics is None or row.get("metric") in metrics)]
+    if not shown:
+        return "(no rows to show)"
+    cells = {(row[index], tuple(row[key] for key in columns)): _cell(row, intervals) for row in shown}
+    downs = _in_order([row[index] for row in shown], None)
+    orders = [_in_order([row[key] for row in shown], metrics if key == "metric" else None) for key in columns]
+    heads = sorted(
+        {head for _, head in cells}, key=lambda head: [o.index(h) for o, h in zip(orders, head, strict=True)]
+    )
+    corner = index if columns[-1] in ("metric", "map") else f"{index} \\ {columns[-1]}"
+    margin = max(len(corner), *(len(_label(down)) for down in downs))
+    cell = 2 + max(*map(len, cells.values()), *(len(_label(head[-1])) for head in heads))
+    groups = Counter(head[:-1] for head in heads)
+    for outer, size in groups.items():  # a heading may be wider than the cells of its group
+        cell = max(cell, -(-(2 + max((len(_label(part)) for part in outer), default=0)) // size))
+    per_table = max(1, (width - margin) // cell)
+    if len(columns) > 1 and per_table > (size := max(groups.values())):
+        per_table -= per_table % size  # do not tear a group apart
+    tables = []
+    for start in range(0, len(heads), per_table):
+        part = heads[start : start + per_table]
+        lines = [" " * margin + _spans(part, level, cell) for level in range(len(columns) - 1)]
+        lines.append(corner.rjust(margin) + "".join(_label(head[-1]).rjust(cell) for head in part))
+        lines.append("─" * len(lines[-1]))
+        for down in downs:
+            lines.append(_label(down).rjust(margin) + "".join(cells.get((down, h), "").rjust(cell) for h in part))
+        tables.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(tables)
+
+
+def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> None:
+    try:
+        theirs = json.loads((out / "run.json").read_text("utf-8"))
+        there, now = theirs["config"], mine["config"]
+        differing = [key for key in {**there, **now} if there.get(key) != now.get(key)]
+        experiment = theirs["experiment"]
+    except (ValueError, KeyError, TypeError):
+        if overwrite:
+            return
+        raise ValueError(f"{out / 'run.json'} is damaged; choose another --out, or --overwrite.") from None
+    if overwrite:
+        for pattern in _LEFT_BY_RUNS:
+            for path in out.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif experiment != mine["experiment"]:
+        raise ValueError(
+            f"{out} belongs to experiment {experiment}, this is {mine['experiment']}; choose another --out, or "
+            "--overwrite to replace it."
+        )
+    elif differing:
+        flags = ", ".join(f"--{key} was {there.get(key)!r} and is {now.get(key)!r}" for key in sorted(differing))
+        raise ValueError(
+            f"{out} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
+        )
+
+
+def _plain_row(index: int, row: Row) -> dict[str, Any]:
+    """The row with Python's own numbers, checked."""
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in row.items()}
+    if "metric" not in plain or "value" not in plain:
+        raise ValueError(f"row {index} has no metric or no value: {plain}")
+    for key, value in plain.items():
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(f"row {index} is not flat, {key!r} is a {type(value).__name__}: {plain}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"row {index} has {key} = {value}: {plain}. A row without a value gives None and a note.")
+    if plain["value"] is None and not plain.get("note"):
+        raise ValueError(f"row {index} has no value, and no note that says why: {plain}")
+    return plain
+
+
+def _to_json(content: Any) -> str:
+    return json.dumps(content, indent=1, allow_nan=False, default=str) + "\n"
+
+
+def _in_order(values: Sequence[Any], order: Sequence[Any] | None) -> list[Any]:
+    """Distinct values: in the given order, else numbers rising, else as they first appear."""
+    distinct = list(dict.fromkeys(values))
+    if order is not None:
+        return [value for value in order if value in distinct]
+    return sorted(distinct) if all(isinstance(value, int | float) for value in distinct) else distinct
+
+
+def _spans(heads: Sequence[tuple[Any, ...]], level: int, cell: int) -> str:
+    """One line of outer headings, each over the columns that share it."""
+    line, previous = "", None
+    for position, head in enumerate(heads):
+        if head[: level + 1] != previous:
+            line = line.ljust(position * cell) + "  " + _label(head[level])
+        previous = head[: level + 1]
+    return line
+
+
+def _cell(row: Row, intervals: bool) -> str:
+    if row["value"] is None:
+        return "-"
+    spread = f" [{_number(row['low'])}, {_number(row['high'])}]" if intervals and "low" in row else ""
+    return _number(row["value"]) + spread
+
+
+def _number(value: float | int) -> str:
+    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _label(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,46 @@
+"""What a killed run goes on from: Orbax checkpoints of its state."""
+
+import pathlib
+from typing import Any, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+
+State = TypeVar("State")
+
+
+def open_checkpoints(folder: pathlib.Path) -> ocp.CheckpointManager:
+    """The manager of the checkpoints under `folder`; the last two are kept, each written whole or not at all."""
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
+    return ocp.CheckpointManager(folder.resolve() / "checkpoints", options=options)
+
+
+def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
+    """Saves all arrays of a state, by path. Returns once they are copied; the writing goes on in the background."""
+    if manager.latest_step() != step:
+        manager.save(step, args=ocp.args.StandardSave(_by_path(state)))
+
+
+def restore(manager: ocp.CheckpointManager, state: State) -> State:
+    """The newest checkpoint, placed as the arrays of `state` are; `state` itself where there is none.
+
+    Raises ValueError where the checkpoint's arrays are not those of `state`.
+    """
+    step = manager.latest_step()
+    if step is None:
+        return state
+    arrays = _by_path(state)
+    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), arrays)
+    try:
+        restored = manager.restore(step, args=ocp.args.StandardRestore(abstract))
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise ValueError(
+            f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another version; "
+            "delete it to go on from the one before, or start afresh with another --out."
+        ) from error
+    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
+
+
+def _by_path(state: Any) -> dict[str, jax.Array]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -1,0 +1,142 @@
+"""Training a language model: losses, optimizer, the jitted step, evaluation. Pure functions over plain pytrees."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, Shaped
+
+from jmat.forward import logits, run
+from jmat.mesh import shard_batch
+from jmat.packing import Batch, mask_tokens
+
+# (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
+Loss = Callable[[Any, Batch, Shaped[Array, ""]], tuple[Array, Array, Array]]
+
+
+class TrainState(NamedTuple):
+    """All that training goes on from, besides the data and the seed."""
+
+    model: Any
+    opt_state: Any
+    step: Int[Array, ""]
+
+
+def cross_entropy(
+    scores: Float[Array, "*batch V"], targets: Int[Array, "*batch"], weights: Float[Array, "*batch"]
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Sum of −ln p(target), of the weights, and of the weights where the target scores highest; in float32."""
+    log_probs = jax.nn.log_softmax(scores.astype(jnp.float32))
+    picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    correct = (scores.argmax(-1) == targets).astype(jnp.float32)
+    return -(picked * weights).sum(), weights.sum(), (correct * weights).sum()
+
+
+def causal_lm_loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+    """Each token predicts the next one of its sentence; the key is not used."""
+    del key
+    x, _ = run(model, batch.inputs, segments=batch.segments, positions=batch.positions)
+    targets = jnp.asarray(batch.targets)
+    return cross_entropy(logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32))
+
+
+def masked_lm_loss(mask_id: int) -> Loss:
+    """The loss at masked tokens; the head runs at those places only."""
+
+    def loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+        masked = mask_tokens(batch, key, mask_id=mask_id, vocab_size=model.config.vocab_size)
+        x, _ = run(model, masked.inputs, segments=batch.segments, positions=batch.positions)
+        x = jnp.take_along_axis(x, masked.places[..., None], axis=1)
+        return cross_entropy(logits(model, x), masked.targets, masked.weights)
+
+    return loss
+
+
+def make_optimizer(
+    *, learning_rate: float, warmup_steps: int, steps: int, weight_decay: float = 0.1, clip: float = 1.0
+) -> optax.GradientTransformation:
+    """AdamW with a linear warm-up, a cosine decay to 10 %, gradients clipped by their global norm, and only matrices decayed."""
+    if not 0 <= warmup_steps < steps:
+        raise ValueError(f"{warmup_steps} warm-up steps of {steps} steps: expected fewer warm-up steps than steps.")
+    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, steps, 0.1 * learning_rate)
+
+    def is_matrix(params: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    adamw = optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=weight_decay, mask=is_matrix)
+    return optax.chain(optax.clip_by_global_norm(clip), adamw)
+
+
+def init_state(model: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(model, optimizer.init(model), jnp.int32(0))
+
+
+def make_train_step(
+    loss: Loss, optimizer: optax.GradientTransformation, seed: int
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    """The jitted step: state, batch → next state (the old one is given up), and the mean loss and gradient norm.
+
+    Randomness depends on (seed, step) alone, so a resumed run repeats it.
+    """
+
+    def mean_loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> Array:
+        total, count, _ = loss(model, batch, key)
+        return total / jnp.maximum(count, 1)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        value, gradient = jax.value_and_grad(mean_loss)(state.model, batch, key)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.model)
+        model = optax.apply_updates(state.model, updates)
+        metrics = {"loss": value, "gradient_norm": optax.global_norm(gradient)}
+        return TrainState(model, opt_state, state.step + 1), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_evaluate(
+    loss: Loss, batch: Batch, batch_size: int, mesh: Mesh, seed: int = 0
+) -> Callable[[Any], dict[str, float]]:
+    """A function model → {"loss", "accuracy", "count"} over every prediction of the batch, in slices of `batch_size` rows.
+
+    The loss is in nats. The masks of a masked model are the same at each call.
+    """
+    compiled = jax.jit(loss)
+    padded = batch.padded_to(batch_size)
+    slices = [
+        shard_batch(mesh, padded.take(np.arange(at, at + batch_size))) for at in range(0, padded.rows, batch_size)
+    ]
+
+    def evaluate(model: Any) -> dict[str, float]:
+        key = jax.random.key(seed)
+        sums = [compiled(model, part, jax.random.fold_in(key, i)) for i, part in enumerate(slices)]
+        total, count, correct = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0).tolist()
+        return {"loss": total / count, "accuracy": correct / count, "count": count}
+
+    return evaluate
+
+
+def batches(
+    epoch_rows: Callable[[int], Batch], batch_size: int, first_step: int, steps: int
+) -> Iterator[tuple[int, Batch]]:
+    """Steps `first_step` .. `steps − 1` with their batches; each epoch's last few rows that fill no batch are left out.
+
+    `epoch_rows(epoch)` packs one epoch; all have equally many rows, so that a step's batch follows from its number.
+    Raises ValueError where an epoch does not fill one batch.
+    """
+    per_epoch, packed, held = 0, None, -1
+    for step in range(first_step, steps):
+        if packed is None:
+            packed, held = epoch_rows(0), 0
+            per_epoch = packed.rows // batch_size
+            if per_epoch == 0:
+                raise ValueError(f"{packed.rows} rows do not fill a batch of {batch_size}: choose a smaller batch.")
+        epoch, index = divmod(step, per_epoch)
+        if epoch != held:
+            packed, held = epoch_rows(epoch), epoch
+        yield step, packed.take(np.arange(index * batch_size, (index + 1) * batch_size))

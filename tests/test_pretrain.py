@@ -1,0 +1,245 @@
+"""Pretraining: packing, losses, masking, the optimizer, devices, and a run that is killed and goes on."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer
+
+from jmat import forward, mesh, models, packing, resume, training
+from jmat.results import read_results
+
+V, T, END = 50, 16, 0
+RANDOM = np.random.default_rng(0)
+SENTENCES = [RANDOM.integers(5, V, n).tolist() for n in [1, 2, 20, T, *RANDOM.integers(3, 12, 80)]]
+
+
+def gpt2(seed=0):
+    hf = {"model_type": "gpt2", "vocab_size": V, "n_positions": T, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    return models.build(models.config_from_hf(hf), nnx.Rngs(seed))
+
+
+def bert():
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    hf = {"model_type": "bert", "vocab_size": V, "max_position_embeddings": T, **sizes}
+    return models.build(models.config_from_hf(hf), nnx.Rngs(0))
+
+
+def packed():
+    return packing.pack(packing.next_tokens(SENTENCES, END), T)
+
+
+def test_packing_keeps_every_sentence_whole_and_wastes_little():
+    batch = packed()
+    texts = []
+    for tokens, targets, segments, positions in zip(*batch, strict=True):
+        for segment in range(1, segments.max() + 1):
+            at = segments == segment
+            np.testing.assert_array_equal(positions[at], np.arange(at.sum()))
+            np.testing.assert_array_equal(targets[at][:-1], tokens[at][1:])
+            texts.append((*tokens[at], targets[at][-1]))
+    expected = [(*s, END) if len(s) <= T else tuple(s[: T + 1]) for s in SENTENCES]
+    assert sorted(texts) == sorted(expected)
+    assert (batch.targets[batch.segments == 0] == -1).all()
+    assert (batch.segments > 0).mean() > 0.97
+
+
+def test_every_epoch_has_other_rows_and_equally_many():
+    pairs = packing.next_tokens(SENTENCES, END)
+    first, again, other = (packing.pack(pairs, T, (0, epoch)) for epoch in (0, 0, 1))
+    np.testing.assert_array_equal(first.inputs, again.inputs)
+    assert first.rows == other.rows
+    assert sorted(map(tuple, first.inputs)) != sorted(map(tuple, other.inputs))
+
+
+@pytest.mark.parametrize("sentences", [[], [[1, 2], []]])
+def test_nothing_to_pack_is_refused(sentences):
+    with pytest.raises(ValueError, match="expected at least one and none empty"):
+        packing.pack(packing.next_tokens(sentences, END) if all(sentences) else [(np.zeros(0),) * 2], T)
+
+
+def test_packed_loss_is_the_sum_over_sentences_read_alone():
+    model = gpt2()
+    total, count, correct = training.causal_lm_loss(model, packed(), jax.random.key(0))
+    expected, right = 0.0, 0
+    for sentence in SENTENCES:
+        tokens, targets = np.asarray(sentence[:T]), np.asarray([*sentence, END][1 : T + 1])
+        x, _ = forward.run(model, tokens[None])
+        scores = np.asarray(forward.logits(model, x)[0], np.float64)
+        log_probs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        expected -= log_probs[np.arange(len(targets)), targets].sum()
+        right += (scores.argmax(-1) == targets).sum()
+    assert count == sum(min(len(s), T) for s in SENTENCES)
+    assert float(total) == pytest.approx(expected, rel=1e-5)
+    assert correct == right
+
+
+def test_masking_is_berts():
+    """15 % of what is not special; of these 80 % [MASK], 10 % random, 10 % unchanged; all decided by the key."""
+    mask_id, cls = 4, 2
+    pairs = packing.same_tokens([[cls, *RANDOM.integers(5, V, 14).tolist()] for _ in range(4000)], specials=range(5))
+    batch = packing.pack(pairs, T)
+    masked = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
+    again = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
+    jax.tree.map(np.testing.assert_array_equal, masked, again)
+    weights = np.asarray(masked.weights) > 0
+    original = np.take_along_axis(batch.inputs, np.asarray(masked.places), 1)[weights]
+    seen = np.take_along_axis(np.asarray(masked.inputs), np.asarray(masked.places), 1)[weights]
+    np.testing.assert_array_equal(np.asarray(masked.targets)[weights], original)
+    assert (original >= 5).all()
+    assert weights.sum() / (batch.targets >= 0).sum() == pytest.approx(0.15, abs=0.003)
+    assert (seen == mask_id).mean() == pytest.approx(0.8 + 0.1 / V, abs=0.015)
+    assert (seen == original).mean() == pytest.approx(0.1 + 0.1 / V, abs=0.012)
+    changed = np.asarray(masked.inputs) != batch.inputs
+    assert changed.sum() == (seen != original).sum()
+
+
+def test_masked_loss_is_that_of_the_whole_sentence_at_the_masked_places():
+    model, key = bert(), jax.random.key(3)
+    batch = packing.pack(packing.same_tokens([[2, *s[:10], 3] for s in SENTENCES], specials=range(5)), T)
+    total, count, _ = training.masked_lm_loss(4)(model, batch, key)
+    masked = packing.mask_tokens(batch, key, mask_id=4, vocab_size=V)
+    x, _ = forward.run(model, masked.inputs, segments=batch.segments)
+    log_probs = np.asarray(jax.nn.log_softmax(forward.logits(model, x)))
+    rows = np.arange(batch.rows)[:, None]
+    expected = -(log_probs[rows, masked.places, masked.targets] * np.asarray(masked.weights)).sum()
+    assert count == masked.weights.sum() > 50
+    assert float(total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_optimizer_warms_up_decays_matrices_only_and_clips():
+    params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
+    optimizer = training.make_optimizer(learning_rate=0.1, warmup_steps=2, steps=10, weight_decay=0.5)
+    state, zero = optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+    matrix = []
+    for _ in range(10):
+        updates, state = optimizer.update(zero, state, params)
+        assert not updates["vector"].any()
+        matrix.append(float(-updates["matrix"][0, 0] / 0.5))
+    np.testing.assert_allclose(matrix[:3], [0, 0.05, 0.1], rtol=1e-5)
+    assert matrix[-1] == pytest.approx(0.1 * (0.1 + 0.9 * (1 + np.cos(np.pi * 7 / 8)) / 2), rel=1e-4)
+    huge = jax.tree.map(lambda leaf: 1e6 * leaf, params)
+    _, clipped = optimizer.update(huge, optimizer.init(params), params)
+    moments = optax.tree.get(clipped, "mu")
+    assert float(optax.global_norm(moments)) == pytest.approx(0.1, rel=1e-4)  # (1 − b1) · 1
+    with pytest.raises(ValueError, match="10 warm-up steps of 10"):
+        training.make_optimizer(learning_rate=0.1, warmup_steps=10, steps=10)
+
+
+def after_steps(devices, loss=training.causal_lm_loss, steps=3):
+    optimizer = training.make_optimizer(learning_rate=1e-2, warmup_steps=1, steps=10)
+    step = training.make_train_step(loss, optimizer, seed=0)
+    state = mesh.replicate(devices, training.init_state(gpt2(), optimizer))
+    data = training.batches(lambda epoch: packing.pack(packing.next_tokens(SENTENCES, END), T, (0, epoch)), 8, 0, steps)
+    losses = []
+    for _, batch in data:
+        state, metrics = step(state, mesh.shard_batch(devices, batch))
+        losses.append(float(metrics["loss"]))
+    evaluate = training.make_evaluate(loss, packed(), 8, devices)
+    return state, losses, evaluate(state.model)
+
+
+def test_one_device_equals_four_and_it_learns():
+    one, four = (after_steps(mesh.data_mesh(jax.devices()[:n])) for n in (1, 4))
+    np.testing.assert_allclose(one[1], four[1], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one[0].model, four[0].model)
+    assert one[2]["count"] == four[2]["count"] == sum(min(len(s), T) for s in SENTENCES)
+    assert one[2]["loss"] == pytest.approx(four[2]["loss"], rel=1e-5)
+    assert one[2]["loss"] < training.make_evaluate(training.causal_lm_loss, packed(), 8, mesh.data_mesh())(gpt2())["loss"]
+
+
+def test_evaluation_is_exact_whatever_the_slices():
+    model = gpt2()
+    total, count, _ = training.causal_lm_loss(model, packed(), jax.random.key(0))
+    found = training.make_evaluate(training.causal_lm_loss, packed(), 28, mesh.data_mesh())(model)
+    assert packed().rows % 28 != 0
+    assert found["loss"] == pytest.approx(float(total / count), rel=1e-5)
+
+
+def test_a_batch_that_does_not_split_is_refused():
+    with pytest.raises(ValueError, match="6 rows cannot be split over 4 devices"):
+        mesh.shard_batch(mesh.data_mesh(), np.zeros((6, 2)))
+    with pytest.raises(ValueError, match="rows do not fill a batch of 1000"):
+        next(training.batches(lambda epoch: packed(), 1000, 0, 1))
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    manager = resume.open_checkpoints(tmp_path)
+    assert resume.restore(manager, {"a": jnp.ones(3)})["a"].shape == (3,)
+    resume.save(manager, 7, {"a": jnp.arange(3.0)})
+    manager.wait_until_finished()
+    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
+    with pytest.raises(ValueError, match="cannot be restored"):
+        resume.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
+    manager.close()
+
+
+WORDS = "return the value of each array when a given shape is not known before it was read".split()
+FLAGS = {
+    "vocab_size": 280, "layers": 2, "width": 8, "heads": 2, "length": 32, "batch_size": 8, "steps": 300,
+    "warmup_steps": 5, "checkpoint_every": 30, "log_every": 50, "eval_every": 100,
+}  # fmt: skip
+
+
+def start(out, corpus, **changes):
+    flags = [f"--{name}={value}" for name, value in {**FLAGS, "out": out, "corpus": corpus, **changes}.items()]
+    command = [sys.executable, "-m", "experiments.pretrain", *flags]
+    root = pathlib.Path(__file__).parent.parent
+    return subprocess.Popen(
+        command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process):
+    output = process.communicate(timeout=500)[0].decode()
+    return process.returncode, output
+
+
+def interrupt(process, out, after, signal_number):
+    """Sends a signal once there is a checkpoint later than `after`."""
+    folder = pathlib.Path(out) / "checkpoints"
+    while not any(path.name.isdigit() and int(path.name) > after for path in folder.glob("*")):
+        assert process.poll() is None, finish(process)[1]
+        time.sleep(0.01)
+    process.send_signal(signal_number)
+    return finish(process)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_with_the_same_model_bit_for_bit(tmp_path):
+    corpus = tmp_path / "text.txt"
+    random = np.random.default_rng(0)
+    lines = [" ".join(random.choice(WORDS, random.integers(4, 12))) for _ in range(400)]
+    corpus.write_text("\n".join(lines))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    running = start(whole, corpus)
+    assert interrupt(start(broken, corpus), broken, 0, signal.SIGKILL)[0] == -signal.SIGKILL
+    code, output = finish(start(broken, corpus, learning_rate=0.5))
+    assert code == 1
+    assert "learning_rate" in output
+    code, output = interrupt(start(broken, corpus), broken, 60, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, output
+    assert "Stopped by SIGTERM" in output
+    assert not (broken / "model" / "model.safetensors").exists()
+    code, output = finish(start(broken, corpus))
+    assert code == 0, output
+    code, output = finish(running)
+    assert code == 0, output
+    assert (whole / "model" / "model.safetensors").read_bytes() == (broken / "model" / "model.safetensors").read_bytes()
+    rows = [[r for r in read_results(out)["rows"] if r["metric"] != "tokens_per_second"] for out in (whole, broken)]
+    assert rows[0] == rows[1]
+    assert [r["step"] for r in rows[0] if r["metric"] == "loss"] == list(range(50, 301, 50))
+    losses = [r["value"] for r in rows[0] if r["metric"] == "held_out_loss"]
+    assert losses[-1] < losses[0] < np.log(280)
+    assert load_file(whole / "model" / "model.safetensors")["transformer.wte.weight"].dtype == np.float16
+    assert AutoTokenizer.from_pretrained(whole / "model").eos_token_id == 0

@@ -1,0 +1,221 @@
+"""The names of sites, what they mean in each wiring, and how replacements take part."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmat
+from jmat.sites import check_callables, readable, replaceable
+from tests import hf
+
+TOKENS = np.random.default_rng(0).integers(0, 37, (2, 6), dtype=np.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """`x @ W`."""
+
+    W: jax.Array
+
+    def __call__(self, x):
+        return x @ self.W
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Tokens → vectors."""
+
+    rows: jax.Array
+
+    def __call__(self, tokens):
+        return self.rows[tokens]
+
+
+def zero(inputs, outputs=None):
+    return Matrix(jnp.zeros((inputs, outputs or inputs)))
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return hf.ours(hf.gpt2("sites", n_layer=3))
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return hf.ours(hf.bert("sites"))
+
+
+def keep_block(model, block, *names, **options):
+    """Values of the sites of one block, by their name inside it; `in` is the stream before it."""
+    inputs = {"in": "embed" if block == 0 else f"block.{block - 1}", "out": f"block.{block}"}
+    sites = {**inputs, **{name: f"block.{block}.{name}" for name in names}}
+    _, kept = jmat.run(model, TOKENS, keep=tuple(sites.values()), **options)
+    return {name: kept[site] for name, site in sites.items()}
+
+
+def close(x, y):
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
+
+
+def test_residual_identities_of_a_pre_norm_block(gpt2):
+    names = ("ln_1.in", "ln_1", "attn.in", "attn", "mid", "ln_2.in", "ln_2", "ffn.in", "ffn")
+    for i in range(3):
+        at = keep_block(gpt2, i, *names)
+        close(at["ln_1.in"], at["in"])
+        close(at["attn.in"], at["ln_1"])
+        close(at["mid"], at["in"] + at["attn"])
+        close(at["ln_2.in"], at["mid"])
+        close(at["ffn.in"], at["ln_2"])
+        close(at["out"], at["mid"] + at["ffn"])
+        close(at["ln_2"], gpt2.blocks[i].ln_2(at["mid"]))
+        assert jnp.abs(at["attn"]).max() > 0.1
+        assert jnp.abs(at["ffn"]).max() > 0.1
+
+
+def test_residual_identities_of_a_post_norm_block(bert):
+    names = ("attn.in", "attn", "mid", "ln_1.in", "ln_1", "ffn.in", "ffn", "ln_2.in", "ln_2")
+    for i in range(2):
+        at = keep_block(bert, i, *names)
+        close(at["attn.in"], at["in"])
+        close(at["mid"], at["in"] + at["attn"])
+        close(at["ln_1.in"], at["mid"])
+        close(at["ln_1"], bert.blocks[i].ln_1(at["mid"]))
+        close(at["ffn.in"], at["ln_1"])
+        close(at["ln_2.in"], at["ln_1"] + at["ffn"])
+        close(at["out"], at["ln_2"])
+
+
+def test_heads_side_by_side_through_the_output_projection_are_attention(gpt2):
+    at = keep_block(gpt2, 1, *(f"attn.head.{h}" for h in range(4)), "attn")
+    heads = jnp.concatenate([at[f"attn.head.{h}"] for h in range(4)], axis=-1)
+    close(gpt2.blocks[1].attn.o(heads), at["attn"])
+    close(keep_block(gpt2, 1, "attn")["attn"], at["attn"])
+
+
+def test_a_replaced_head_changes_attention_by_its_own_share(gpt2):
+    plain = keep_block(gpt2, 0, "attn", "attn.head.2")
+    without = keep_block(gpt2, 0, "attn", "attn.head.1", sites={"block.0.attn.head.2": zero(16, 4)})
+    share = plain["attn.head.2"] @ gpt2.blocks[0].attn.o.kernel[8:12]
+    close(without["attn"], plain["attn"] - share)
+
+
+def test_parts_replaced_by_themselves_change_nothing(gpt2, bert):
+    for model in (gpt2, bert):
+        expected, _ = jmat.run(model, TOKENS)
+        parts = [(i, part) for i in range(model.config.layers) for part in ("ln_1", "ln_2", "ffn")]
+        sites = {f"block.{i}.{part}": getattr(model.blocks[i], part) for i, part in parts}
+        close(jmat.run(model, TOKENS, sites=sites)[0], expected)
+
+
+def test_a_replacement_gets_the_input_of_its_part_and_gives_its_output(gpt2, bert):
+    for model in (gpt2, bert):
+        maps = {
+            part: Matrix(jax.random.normal(jax.random.key(k), (16, 16)))
+            for k, part in enumerate(("ln_1", "attn", "ln_2", "ffn"))
+        }
+        names = [name for part in maps for name in (part, f"{part}.in")]
+        at = keep_block(model, 1, *names, sites={f"block.1.{part}": W for part, W in maps.items()})
+        for part, W in maps.items():
+            close(at[part], W(at[f"{part}.in"]))
+
+
+def test_the_stream_can_be_replaced_inside_and_after_a_block(gpt2, bert):
+    W = Matrix(jax.random.normal(jax.random.key(0), (16, 16)))
+    for model in (gpt2, bert):
+        at = keep_block(model, 1, "mid", sites={"block.1.mid": W})
+        close(at["mid"], W(at["in"]))
+        at = keep_block(model, 1, sites={"block.1": W})
+        close(at["out"], W(at["in"]))
+
+
+def test_embedding_and_head_can_be_replaced(gpt2, bert):
+    for model in (gpt2, bert):
+        rows = jax.random.normal(jax.random.key(1), (37, 16))
+        _, kept = jmat.run(model, TOKENS, sites={"embed": Table(rows)}, keep=("embed",))
+        close(kept["embed"], rows[TOKENS])
+        norm, head = (Matrix(jax.random.normal(jax.random.key(k), (16, n))) for k, n in ((2, 16), (3, 5)))
+        sites = {"final_norm": norm, "logits": head}
+        x, kept = jmat.run(model, TOKENS, sites=sites, keep=("final_norm.in", "final_norm", "logits"))
+        close(kept["final_norm.in"], x)
+        close(kept["final_norm"], norm(x))
+        close(kept["logits"], head(norm(x)))
+        close(jmat.logits(model, x, sites=sites), kept["logits"])
+
+
+def test_a_block_replaced_by_the_identity_is_a_block_skipped(gpt2):
+    identity = Matrix(jnp.eye(16))
+    x, _ = jmat.run(gpt2, TOKENS, stop=1)
+    expected, _ = jmat.run(gpt2, x, start=2)
+    np.testing.assert_array_equal(jmat.run(gpt2, TOKENS, sites={"block.1": identity})[0], expected)
+
+
+def test_attention_and_feed_forward_replaced_by_zero_leave_the_stream_alone(gpt2):
+    sites = {f"block.{i}.{part}": zero(16) for i in range(3) for part in ("attn", "ffn")}
+    x, kept = jmat.run(gpt2, TOKENS, sites=sites, keep=("embed",))
+    np.testing.assert_array_equal(x, kept["embed"])
+
+
+def test_names_count_blocks_and_heads(gpt2):
+    assert len(readable(3, 4)) == 4 + 3 * (9 + 4 + 1)
+    assert len(replaceable(3, 4)) == 3 + 3 * (5 + 4 + 1)
+    assert set(replaceable(3, 4)) < set(readable(3, 4))
+    _, kept = jmat.run(gpt2, TOKENS, keep=tuple(readable(3, 4)))
+    assert list(kept) == list(readable(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": ("block.0.atn",)}, r"unknown site 'block.0.atn'. Did you mean 'block.0.attn'"),
+        ({"keep": ("block.3.attn",)}, r"unknown site 'block.3.attn'.*i = 0..2, h = 0..3"),
+        ({"keep": ("block.-1",)}, r"unknown site 'block.-1'"),
+        ({"keep": ("block.0.attn.head.4",)}, r"unknown site 'block.0.attn.head.4'"),
+        ({"sites": {"blocks.0.ffn": zero(16)}}, r"unknown site 'blocks.0.ffn'"),
+        ({"sites": {"block.0.ffn.in": zero(16)}}, r"'block.0.ffn.in' is an input.*replace 'block.0.ffn' instead"),
+        ({"sites": {"block.0.ffn": lambda x: x}}, r"site 'block.0.ffn' is a function; expected a callable pytree"),
+        ({"sites": {"block.0.ffn": zero(16, 15)}}, r"site 'block.\{i\}.ffn' returned shape \(2, 6, 15\)"),
+        ({"sites": {"block.0": zero(16, 15)}}, r"site 'block.\{i\}' returned shape \(2, 6, 15\)"),
+        ({"sites": {"block.0.attn.head.1": zero(16)}}, r"head.1' returned shape .*expected \(2, 6, 4\)"),
+        ({"sites": {"embed": Table(jnp.zeros((37, 15)))}}, r"'embed' returned shape \(2, 6, 15\)"),
+        ({"sites": {"block.2": zero(16)}, "stop": 2}, r"'block.2' is not reached when blocks 0 .. 1 of 3 are run"),
+        ({"keep": ("logits",), "stop": 2}, r"'logits' is not reached"),
+        ({"sites": {"final_norm": zero(16)}, "stop": 2}, r"'final_norm' is not reached"),
+        ({"keep": ("block.1.ffn",), "sites": {"block.1": zero(16)}}, r"'block.1.ffn' is never reached: 'block.1' is"),
+        ({"sites": {"block.1": zero(16), "block.1.attn": zero(16)}}, r"'block.1.attn' is never reached"),
+        ({"keep": ("block.1.attn",), "sites": {"block.1.mid": zero(16)}}, r"\{i\}.attn' is never reached"),
+        ({"sites": {"block.1.mid": zero(16), "block.1.ln_1": zero(16)}}, r"\{i\}.ln_1' is never reached"),
+        ({"keep": ("block.1.attn.head.0",), "sites": {"block.1.attn": zero(16)}}, r"head.0' is never reached"),
+        ({"sites": {"block.1.attn.head.0": zero(16, 4), "block.1.attn": zero(16)}}, r"head.0' is never reached"),
+    ],
+)
+def test_a_wrong_site_is_refused_by_name(gpt2, options, message):
+    with pytest.raises(ValueError, match=message):
+        jmat.run(gpt2, TOKENS, **options)
+
+
+def test_an_array_is_no_replacement():
+    with pytest.raises(ValueError, match=r"site 'block.0.ffn' is a ArrayImpl; expected a callable pytree"):
+        check_callables({"block.0.ffn": jnp.eye(16)})
+
+
+def test_what_is_not_reached_is_refused_when_a_stream_goes_on(gpt2):
+    stream = jnp.zeros((2, 6, 16))
+    with pytest.raises(ValueError, match="'embed' is not reached"):
+        jmat.run(gpt2, stream, start=1, keep=("embed",))
+    with pytest.raises(ValueError, match=r"'block.0.attn' is not reached"):
+        jmat.run(gpt2, stream, start=1, sites={"block.0.attn": zero(16)})
+    with pytest.raises(ValueError, match="'embed' is replaced, but the inputs are a stream"):
+        jmat.run(gpt2, stream, sites={"embed": Table(jnp.zeros((37, 16)))})
+
+
+def test_a_headless_model_has_no_logits_unless_its_head_is_replaced():
+    model = hf.ours(hf.bert("headless", model="BertModel"))
+    for call in (lambda: jmat.run(model, TOKENS, keep=("logits",)), lambda: jmat.logits(model, jnp.zeros((2, 16)))):
+        with pytest.raises(ValueError, match="no language-model head"):
+            call()
+    assert jmat.logits(model, jnp.zeros((2, 16)), sites={"logits": zero(16, 7)}).shape == (2, 7)
