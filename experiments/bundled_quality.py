@@ -2,14 +2,16 @@
 
     python -m experiments.bundled_quality
 
-takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of corpus `docs`, which no model and no n-gram has
-read:
+takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of corpus `docs`, which no model
+and no n-gram has read:
 
-- Perplexity of gpt2-docs against an interpolated modified Kneser-Ney 5-gram fitted to the same `train` sentences in the same tokens.
-  Both are measured on the same tokens: all of a sentence but its first, and its end. The n-gram knows where a sentence begins.
-- Accuracy: how often gpt2-docs puts the next token first, and how often bert-docs the token that was masked. One word piece of each
-  sentence is masked, drawn uniformly from all but [CLS] and [SEP], and replaced by [MASK] always; gpt2-docs is asked for one token of
-  each sentence, drawn uniformly from all but the first, the end left out. bert-docs sees both sides, so it should do better.
+- Perplexity of gpt2-docs against an interpolated modified Kneser-Ney 5-gram fitted to the same `train` sentences in the
+  same tokens. Both are measured on the same tokens: all of a sentence but its first, and its end. The n-gram knows
+  where a sentence begins.
+- Accuracy: how often gpt2-docs puts the next token first, and how often bert-docs the token that was masked. One word
+  piece of each sentence is masked, drawn uniformly from all but [CLS] and [SEP], and replaced by [MASK] always;
+  gpt2-docs is asked for one token of each sentence, drawn uniformly from all but the first, the end left out. bert-docs
+  sees both sides, so it should do better.
 - A few continuations, to read.
 """
 
@@ -36,7 +38,7 @@ _ROWS = 32  # in one forward pass
 
 
 def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order: int) -> list[dict[str, Any]]:
-    """Rows for the model and for the n-gram, on the same tokens of the `eval` sentences, cut to what the model can read."""
+    """Rows for the model and the n-gram on the same tokens of the `eval` sentences, cut to what the model can read."""
     end, length = tokenizer.eos_token_id, model.config.num_positions
     ids = {name: tokenizer(split[name])["input_ids"] for name in ("train", "eval")}
     packed = packing.pack(packing.next_tokens(ids["eval"], end), length)

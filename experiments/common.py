@@ -10,19 +10,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
 from jmat.corpus import fit_eval
-from jmat.data import make_examples
+from jmat.data import PROTOCOLS, make_examples
 from jmat.examples import Examples, load_examples
 from jmat.load import DTYPES, load
 from jmat.maps import MapsInfo, model_hash
 from jmat.regression import Solution
 from jmat.results import claim_output_folder, write_results
-
-PROTOCOLS = ("din2023", "jmat")
 
 flags.DEFINE_string("model", "gpt2-docs", "Hub id (gpt2), local Hugging Face folder, or a bundled name.")
 flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
@@ -40,8 +38,11 @@ flags.DEFINE_enum(
     "din2023",
     PROTOCOLS,
     "How positions are sampled. din2023: as in the paper, one a sentence, the first and special tokens included. "
-    "jmat: the first position and special tokens left out.",
+    "jmat: the first position and special tokens left out, any number a sentence.",
 )
+flags.DEFINE_integer("positions_per_sentence", 1, "With --protocol=jmat: positions read a sentence.", lower_bound=1)
+flags.DEFINE_integer("skip_first", None, "With --protocol=jmat: first tokens left out; default 1, for BERT 0.")
+flags.DEFINE_bool("skip_special", None, "With --protocol=jmat: leave out special tokens; default for masked models.")
 flags.DEFINE_bool("intercept", False, "Fit affine maps, y = x @ W + b, instead of the papers' y = x @ W.")
 flags.DEFINE_integer("tokens_per_batch", 4096, "Padded tokens in one forward pass.", lower_bound=1)
 flags.DEFINE_string("out", None, "Folder for results; default runs/EXPERIMENT-MODEL.")
@@ -139,6 +140,9 @@ def prepare_examples(model: Any, tokenizer: Any, masked: bool) -> Examples:
             max_length=model.config.num_positions,
             seed=FLAGS.seed,
             masked=masked,
+            positions_per_sentence=FLAGS.positions_per_sentence,
+            skip_first=FLAGS.skip_first,
+            skip_special=FLAGS.skip_special,
         )
     check_examples(examples, model.config)
     return examples
@@ -180,6 +184,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback."""
 
     def guarded(argv: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:

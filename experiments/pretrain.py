@@ -1,12 +1,13 @@
 """How good a language model can a small CPU train on the text that every jmat installation holds?
 
-Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that transformers
-and `jmat.load` read. The two bundled models were made by:
+Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that
+transformers and `jmat.load` read. The two bundled models were made by:
 
     python -m experiments.pretrain --arch=gpt2 --out=runs/gpt2-docs
     python -m experiments.pretrain --arch=bert --out=runs/bert-docs
 
-A run that is killed goes on from its last checkpoint when started again with the same flags, and ends with the same model, bit for bit.
+A run that is killed goes on from its last checkpoint when started again with the same flags, and ends with the same
+model, bit for bit.
 """
 
 import hashlib
@@ -27,12 +28,12 @@ from jmat.load import load_tokenizer
 from jmat.results import claim_output_folder, read_results, write_results
 
 # What decides the result, and so must be the same when a run is resumed.
-_SETTINGS = {
-    "arch": flags.DEFINE_enum("arch", "gpt2", ["gpt2", "bert"], "Architecture, and so the objective: next or masked tokens."),
+_SETTINGS: dict[str, flags.FlagHolder[Any]] = {
+    "arch": flags.DEFINE_enum("arch", "gpt2", ["gpt2", "bert"], "Architecture: predicts next (gpt2) or masked (bert) tokens."),
     "corpus": flags.DEFINE_string("corpus", "docs", "`docs`, or a text file with one sentence or paragraph a line."),
     "vocab_size": flags.DEFINE_integer("vocab_size", 4096, "Vocabulary, special tokens included.", lower_bound=1),
     "layers": flags.DEFINE_integer("layers", 8, "Blocks.", lower_bound=1),
-    "width": flags.DEFINE_integer("width", 192, "Width of the residual stream; the feed-forward part is 4 times as wide."),
+    "width": flags.DEFINE_integer("width", 192, "Width of the stream; the feed-forward part is 4 times as wide."),
     "heads": flags.DEFINE_integer("heads", 6, "Attention heads; must divide the width.", lower_bound=1),
     "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read."),
     "batch_size": flags.DEFINE_integer("batch_size", 32, "Rows a step.", lower_bound=1),
@@ -40,7 +41,7 @@ _SETTINGS = {
     "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
     "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "AdamW's weight decay, for matrices.", lower_bound=0.0),
     "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", lower_bound=0),
-    "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the training sentences, where `steps` is 0.", lower_bound=0.0),
+    "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the text, where `steps` is 0.", lower_bound=0.0),
     "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks."),
 }  # fmt: skip
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
@@ -88,24 +89,24 @@ def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pair
 
 def train(
     state: training.TrainState,
-    step_fn: Callable[..., tuple[training.TrainState, dict[str, jax.Array]]],
+    step_fn: Callable[[training.TrainState, packing.Batch], tuple[training.TrainState, jax.Array]],
     data: Any,
     log: Callable[[int, str, float], None],
     evaluate: Callable[[Any], dict[str, float]],
     save: Callable[[training.TrainState], None],
     steps: int,
 ) -> tuple[training.TrainState, bool]:
-    """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short (the state is saved)."""
+    """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short, the state saved."""
     terminated: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     began, tokens = time.perf_counter(), 0
     try:
         for step, batch in data:
             done = step + 1
-            state, metrics = step_fn(state, batch)
+            state, loss = step_fn(state, batch)
             tokens += int((np.asarray(batch.segments) > 0).sum())
             if done % _LOG_EVERY.value == 0 or done == steps:
-                log(done, "loss", float(metrics["loss"]))
+                log(done, "loss", float(loss))
                 log(done, "tokens_per_second", tokens / (time.perf_counter() - began))
                 began, tokens = time.perf_counter(), 0
             if done % _EVAL_EVERY.value == 0 or done == steps:
@@ -148,9 +149,8 @@ def main(argv: list[str]) -> None:
     state = resume.restore(checkpoints, state)
     first = int(state.step)
     history = read_rows(out, first)
-    print(
-        f"{sum(map(np.size, jax.tree.leaves(state.model))):,} parameters, steps {first} .. {steps}, {rows} rows an epoch"
-    )
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.model))
+    print(f"{size:,} parameters, {rows} rows an epoch; steps {first} .. {steps}", flush=True)
 
     loss = training.causal_lm_loss if arch == "gpt2" else training.masked_lm_loss(tokenizer.mask_token_id)
     data = training.batches(lambda epoch: packing.pack(pairs["train"], length, (seed, epoch)), batch_size, first, steps)

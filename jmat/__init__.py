@@ -2,5 +2,6 @@
 
 from jmat.forward import logits, run
 from jmat.load import load
+from jmat.maps import Constant, Identity, Linear, Zero, load_maps, save_maps
 
-__all__ = ["load", "logits", "run"]
+__all__ = ["Constant", "Identity", "Linear", "Zero", "load", "load_maps", "logits", "run", "save_maps"]

@@ -4,6 +4,7 @@ Every key of a checkpoint is consumed or ignored on purpose, every shape is chec
 together. Tensors are read one at a time, so that loading peaks at little more than the weights themselves.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -21,22 +22,29 @@ from flax import nnx
 
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
-from jmat.models import FAMILIES, build, read_config
+from jmat.gguf_files import find_gguf, open_gguf
+from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import Family, Key
 from jmat.tensor_files import FLOATS, TensorFiles, open_weights
 
 
 def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = ()) -> Any:
-    """The model of a Hugging Face folder, with parameters in `dtype`.
+    """The model of a Hugging Face folder, or of a GGUF file, with parameters in `dtype`.
 
     Raises:
       FileNotFoundError: no config.json, no weights.
       ValueError: a config field that is not implemented; missing, surplus or misshapen tensors (all of them, by name);
         a corrupt file; weights that are not finite.
     """
-    config = read_config(folder, ignore_config)
+    gguf = find_gguf(folder)
+    opened: contextlib.AbstractContextManager[TensorFiles]
+    if gguf is None:
+        config, opened = read_config(folder, ignore_config), open_weights(folder)
+    else:
+        hf, files = open_gguf(gguf)
+        config, opened = config_from_hf(hf, ignore_config), contextlib.nullcontext(files)
     family = FAMILIES[config.family]
-    with open_weights(folder) as files:
+    with opened as files:
         names = _our_names(files, family)
         config = _settle_head(config, family, names, files)
         model = jax.eval_shape(lambda: build(config, nnx.Rngs(0)))
@@ -97,16 +105,14 @@ def _full_name(name: str, family: Family) -> str:
 
 def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
     """Name in the key table → name in the file: without the prefix, with new names for old ones."""
-    names = {}
+    names: dict[str, str] = {}
     for stored in files.shapes:
         prefix = next((prefix for prefix in family.prefixes if stored.startswith(prefix)), "")
         name = stored.removeprefix(prefix)
         for old, new in family.renamed:
             name = re.sub(f"^{old}", new, name)
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        if name in names:
-            raise ValueError(f"{files.folder} holds both {names[name]} and {stored}, which are the same tensor of a model.")
-        names[name] = stored
+        names.setdefault(name, stored)
     return names
 
 
@@ -147,7 +153,7 @@ def _match(
     used.update(family.tied if config.tied_head else ())  # a copy of the embedding, stored once more
     taken = set(names.values())
     problems += [
-        f"{stored} is stored twice, under another prefix too" for stored in files.shapes if stored not in taken
+        f"{stored} is the same tensor as another, under an older name" for stored in files.shapes if stored not in taken
     ]
     problems += [
         f"surplus {stored}" for name, stored in names.items() if name not in used and not ignored.fullmatch(name)

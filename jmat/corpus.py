@@ -22,7 +22,8 @@ import numpy as np
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jmat import docstrings
+from jmat import docstrings, hub_corpora
+from jmat.cache import cache_folder
 from jmat.files import save_atomically
 from jmat.progress import track
 
@@ -104,7 +105,7 @@ def docs_sentences() -> list[str]:
     versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
     rules = [Path(file).read_text("utf-8") for file in (__file__, docstrings.__file__)]
     name = _digest("\n".join([*versions, *rules])).hex()[:16]
-    cached = _cache_folder() / f"docs-{name}.txt"
+    cached = cache_folder() / f"docs-{name}.txt"
     with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
         return text_sentences(cached)
     seen: set[str] = set()
@@ -134,14 +135,6 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _cache_folder() -> Path:
-    own, shared = os.environ.get("JMAT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(own).expanduser() if own else Path(shared or "~/.cache").expanduser() / "jmat"
-    except RuntimeError:  # a user without a home: nothing can be kept
-        return Path(os.devnull)
-
-
 def text_sentences(path: str | os.PathLike[str]) -> list[str]:
     """The lines of a text file, one sentence or paragraph each, without the blank ones.
 
@@ -163,7 +156,7 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
     return [line for line in lines if line]
 
 
-_NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # named data sets go here
+_NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
 
 
 def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
@@ -175,9 +168,12 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
     name = os.fspath(name_or_path)
     if name in _NAMED:
         return _NAMED[name]()
+    if name in hub_corpora.SOURCES:
+        return hub_corpora.hub_sentences(name)
     if not Path(name).exists():
+        names = ", ".join([*_NAMED, *hub_corpora.SOURCES])
         raise FileNotFoundError(
-            f"corpus {name!r} is neither a name ({', '.join(_NAMED)}) nor a text file that exists;"
+            f"corpus {name!r} is neither a name ({names}) nor a text file that exists;"
             " a text file holds one sentence or paragraph a line."
         )
     return text_sentences(name)
@@ -209,15 +205,18 @@ def fit_eval(
     """Sentences to fit on and others to evaluate on, drawn by the seed from two parts that never overlap.
 
     For a named corpus these are ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part. The
-    text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once.
+    text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once. Of
+    a data set on the hub (`jmat.hub_corpora`) the two come from different documents.
 
     Raises:
-      FileNotFoundError, ValueError: as `load_corpus`; or there are fewer sentences than asked for.
+      FileNotFoundError, ValueError, ConnectionError: as `load_corpus`; or there are fewer sentences than asked for.
     """
     if num_fit < 1 or num_eval < 1:
         raise ValueError(f"num_fit={num_fit} and num_eval={num_eval}: both must be at least 1.")
-    sentences = _distinct(load_corpus(name_or_path))
-    if os.fspath(name_or_path) in _NAMED:
+    if (name := os.fspath(name_or_path)) in hub_corpora.SOURCES:
+        return hub_corpora.hub_fit_eval(name, num_fit, num_eval, seed)
+    sentences = _distinct(load_corpus(name))
+    if name in _NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
     else:
@@ -226,7 +225,7 @@ def fit_eval(
         fit, held_out = sentences[:cut], sentences[cut:]
     if len(fit) < num_fit or len(held_out) < num_eval:
         raise ValueError(
-            f"corpus {os.fspath(name_or_path)} has {len(sentences)} distinct sentences: {len(fit)} to fit on and"
+            f"corpus {name} has {len(sentences)} distinct sentences: {len(fit)} to fit on and"
             f" {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked for;"
             f" use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text."
         )

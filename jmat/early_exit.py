@@ -1,7 +1,8 @@
 """Early exit: stop at the first layer whose shortcut is confident enough (Din et al. 2023, section 6).
 
 Everything here works on confidences and hits that were read once, for all layers (`jmat.jumps.evaluate`): another
-threshold is a comparison of arrays, not another forward pass.
+threshold is a comparison of arrays, not another forward pass. Axis letters: S settings (thresholds), N examples, L
+blocks, and L1 = L + 1 layers, the embedding among them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,23 +55,23 @@ def exit_layers(
     return exits
 
 
-def outcome(exits: Int[ndarray, "S N"], hits: Float[ndarray, "N L+1"]) -> Outcome:
+def outcome(exits: Int[ndarray, "S N"], hits: Float[ndarray, "N L1"]) -> Outcome:
     """Looks up what the shortcut from the exit layer got right."""
     return Outcome(exits, at_exit(hits, exits))
 
 
-def at_exit(values: Float[ndarray, "N L+1"], exits: Int[ndarray, "S N"]) -> Float[ndarray, "S N"]:
+def at_exit(values: Float[ndarray, "N L1"], exits: Int[ndarray, "S N"]) -> Float[ndarray, "S N"]:
     """Each example's value at the layer at which it leaves."""
     return values[np.arange(len(values)), exits]
 
 
-def fixed_exit(hits: Float[ndarray, "N L+1"]) -> Outcome:
+def fixed_exit(hits: Float[ndarray, "N L1"]) -> Outcome:
     """The comparison curve: every example leaves at the same layer, 0 .. L."""
     N, layers = hits.shape
     return outcome(np.broadcast_to(np.arange(layers)[:, None], (layers, N)), hits)
 
 
-def patience(top_1: Int[ndarray, "N L+1"]) -> Int[ndarray, "N L+1"]:
+def patience(top_1: Int[ndarray, "N L1"]) -> Int[ndarray, "N L1"]:
     """How many layers in a row, up to this one, agree with the one before on the top token (0 where it does not)."""
     runs = np.zeros(top_1.shape, np.int64)
     for l in range(1, top_1.shape[1]):

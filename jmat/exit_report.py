@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -14,16 +13,15 @@ from jmat.config import ModelConfig
 from jmat.early_exit import ID_LAMBDAS, LAMBDAS, Outcome, calibrate, exit_layers, fixed_exit, layers_saved, outcome
 from jmat.examples import Split
 from jmat.exit_rows import CONFIDENCES, exit_rows, reading, thresholds_of
-from jmat.exiting import ExitRule, run_until_sure, short_list, time_passes
-from jmat.forward import logits, run
+from jmat.exiting import ExitRule, run_fully, run_until_sure, short_list, time_passes
+from jmat.forward import logits
 
 Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → thresholds and what they do
 LEVELS = (0.95, 0.90)
 
 
 def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256) -> Int[ndarray, " W"]:
-    """The words that the full model predicts most often (as top 10) at the fit examples: a short list for cheap checks.
-    """
+    """The words that the full model predicts most often (as top 10) at the fit examples: a short list for cheap checks."""
     V = model.config.vocab_size
     frequency = np.zeros(V, np.int64)
     for start in range(0, len(final), per_batch):
@@ -76,7 +74,7 @@ def saved_rows(outcomes: Outcomes, blocks: int, *, seed: int = 0) -> list[dict[s
             for name, (value, low, high) in layers_saved(pair, blocks, level, seed=seed).items():
                 n = next(iter(pair.values())).hits.shape[1]
                 row = {"map": name, "confidence": kind, "metric": f"layers_saved@{level:.2f}", "value": value}
-                note = f"{name} ({kind}): saves {value:.1%} [{low:.1%}, {high:.1%}] of the blocks at {level:.0%} precision@1"
+                note = f"{name} ({kind}): saves {value:.1%} [{low:.1%}, {high:.1%}] of the blocks at {level:.0%}"
                 rows.append(row | {"low": low, "high": high, "n": n} | ({"note": note} if kind == "gap" else {}))
     return rows
 
@@ -90,7 +88,7 @@ def calibration_rows(outcomes: Outcomes, delta: float, epsilon: float) -> list[d
         lam = calibrate(fitted, grid, delta=delta, epsilon=epsilon)
         label = {"map": name, "confidence": "gap", "delta": delta, "epsilon": epsilon}
         if lam is None:
-            note = f"{name}: no lambda keeps disagreement under {delta:g} with confidence {1 - epsilon:g}; more examples may"
+            note = f"{name}: no lambda keeps disagreement under {delta:g} with confidence {1 - epsilon:g}"
             rows.append({**label, "metric": "calibrated_lambda", "value": None, "note": note})
             continue
         k = list(grid).index(lam)
@@ -140,10 +138,7 @@ def timing_rows(
 
         def full(groups=groups):
             for rows_of in groups:
-                mask = np.arange(tokens.shape[1]) < lengths[rows_of, None]
-                last = f"block.{L - 1}"
-                read = run(model, tokens[rows_of], mask=mask, keep=(last,), read_at=positions[rows_of])[1][last]
-                jax.block_until_ready(jnp.argmax(logits(model, read), -1))
+                run_fully(model, tokens[rows_of], lengths[rows_of], positions[rows_of])
 
         passes = {"full": full}
         for name, (kind, rule) in plans.items():

@@ -21,8 +21,8 @@ CONFIDENCES = ("gap", "max_probability", "entropy", "patience")
 class Reading(NamedTuple):
     """What one kind of map (`mat`, `id`) predicts from every layer, example by example."""
 
-    metrics: Mapping[str, Float[ndarray, "N L+1"]]
-    confidence: Mapping[str, Float[ndarray, "N L+1"]]  # rising with how sure the shortcut is
+    metrics: Mapping[str, Float[ndarray, "N L1"]]
+    confidence: Mapping[str, Float[ndarray, "N L1"]]  # rising with how sure the shortcut is
 
 
 def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, config: ModelConfig) -> Reading:

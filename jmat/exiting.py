@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.forward import logits, run
+from jmat.forward import advance, enter
 from jmat.metrics import top_2_gap
 from jmat.sites import gather
 
@@ -57,29 +56,47 @@ def run_until_sure(
     L, B = model.config.layers, len(tokens)
     layers, predicted = np.full(B, L), np.zeros(B, np.int64)
     rows = np.arange(B)  # which row of the input each row of the stream is
-    mask = np.arange(tokens.shape[1]) < lengths[:, None]
-    x = jnp.asarray(tokens)
+    x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
     start = 0
-    for layer in (*sorted(rule.maps), L):
-        x, _ = run(model, x, start=start, stop=layer, mask=mask[rows])
+    for layer in sorted(rule.maps):
+        x = advance(model, x, context, start, layer)
         start = layer
-        here = gather(x, jnp.asarray(positions[rows]))
-        if layer == L:
-            leaving = np.ones(len(rows), bool)
-            stand_in = here
-        else:
-            stand_in = _apply(rule.maps[layer], here)
-            leaving = np.asarray(top_2_gap(logits(rule.check_model, stand_in))) > thresholds[rows]
+        stand_in, gap = check(rule.check_model, rule.maps[layer], x, positions[rows])
+        leaving = np.asarray(gap) > thresholds[rows]
         if leaving.any():
-            top = np.asarray(_top_1(logits(model, stand_in)))
+            top = np.asarray(predict(model, stand_in))
             layers[rows[leaving]], predicted[rows[leaving]] = layer, top[leaving]
             if leaving.all():
-                break
+                return layers, predicted
             stay = np.flatnonzero(~leaving)
-            size = 1 << int(len(stay) - 1).bit_length()
-            stay = np.resize(stay, size)  # filled up with repeats, which come to the same answers
-            x, rows = x[jnp.asarray(stay)], rows[stay]
+            # Filled up with repeats, which come to the same answers.
+            stay = np.resize(stay, 1 << int(len(stay) - 1).bit_length())
+            rows = rows[stay]
+            x, context = jax.tree.map(lambda leaf, stay=stay: leaf[stay] if np.ndim(leaf) else leaf, (x, context))
+    x = advance(model, x, context, start, L)
+    predicted[rows] = np.asarray(predict(model, _read(x, positions[rows])))
     return layers, predicted
+
+
+def run_fully(
+    model: Any, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
+) -> Int[ndarray, " B"]:
+    """The same loop without checks: what an early exit is timed against."""
+    x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
+    x = advance(model, x, context, 0, model.config.layers)
+    return np.asarray(predict(model, _read(x, positions)))
+
+
+def check(
+    model: Any, shortcut: Any, x: Float[Array, "B T D"], positions: Int[ndarray, " B"]
+) -> tuple[Float[Array, "B D"], Float[Array, " B"]]:
+    """What stands in for h_L at the positions, and the gap between its two largest probabilities: one program."""
+    return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions)
+
+
+def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
+    """The top token after the final norm and the whole head."""
+    return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
 
 
 def time_passes(passes: Mapping[str, Any], *, repeats: int = 5) -> dict[str, float]:
@@ -97,11 +114,15 @@ def time_passes(passes: Mapping[str, Any], *, repeats: int = 5) -> dict[str, flo
     return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
-@jax.jit
-def _apply(shortcut: Any, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    return shortcut(x)
+_read = jax.jit(gather)
 
 
 @jax.jit
-def _top_1(scores: Float[Array, "B V"]) -> Int[Array, " B"]:
-    return scores.argmax(-1)
+def _check(final_norm, head, table, shortcut, x, positions):
+    stand_in = shortcut(gather(x, positions))
+    return stand_in, top_2_gap(head(final_norm(stand_in), table))
+
+
+@jax.jit
+def _predict(final_norm, head, table, x):
+    return head(final_norm(x), table).argmax(-1)

@@ -134,6 +134,21 @@ def logits(
     return unembed(model, final_norm(model, jnp.asarray(x, model_dtype(model)), sites), sites)
 
 
+def enter(
+    model: Any, tokens: Int[Array | np.ndarray, "B T"], *, mask: Bool[Array | np.ndarray, "B T"] | None = None
+) -> tuple[Float[Array, "B T D"], Context]:
+    """h_0, and what the blocks must know besides it: for loops over `advance`, which checks nothing again."""
+    tokens, context = _prepare(model.config, tokens, 0, mask, None, None, None)
+    return _embed(model.embed, tokens, context.positions, None), context
+
+
+def advance(model: Any, x: Float[Array, "B T D"], context: Context, start: int, stop: int) -> Float[Array, "B T D"]:
+    """h_start → h_stop, nothing read or replaced."""
+    for i in range(start, stop):
+        x, _ = _block(model.blocks[i], x, context._replace(layer=np.int32(i)), {}, None, keep=())
+    return x
+
+
 def final_norm(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
     """The stream as the head reads it; the identity for a model without final norm."""
     return _apply(sites.get("final_norm", model.final_norm), x, name="final_norm")

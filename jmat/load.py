@@ -7,6 +7,7 @@ import huggingface_hub
 import huggingface_hub.errors
 
 from jmat.checkpoint import load_model
+from jmat.gguf_files import find_gguf, holds_tokenizer
 
 _BUNDLED = pathlib.Path(__file__).parent / "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -22,7 +23,8 @@ def load(
     """Loads a model and its tokenizer.
 
     Args:
-      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`), a folder in Hugging Face format, or a hub id (`gpt2`).
+      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`), a folder in Hugging Face format, a hub id (`gpt2`), or
+        a GGUF file.
       dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
@@ -53,21 +55,30 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     folder = pathlib.Path(name_or_folder).expanduser()
     if folder.is_dir():
         return folder
-    if folder.is_file():
+    if folder.is_file() and folder.suffix != ".gguf":
         raise ValueError(f"{name} is a file; expected the folder that holds config.json and the weights.")
+    if folder.is_file():
+        return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}.")
     return _download(name, revision)
 
 
 def load_tokenizer(folder: pathlib.Path) -> Any:
-    """The folder's tokenizer, or None if it has no tokenizer files."""
+    """The folder's tokenizer, or None if it has no tokenizer files. That of a GGUF file lies beside it, or in it."""
+    gguf = find_gguf(folder)
+    folder = folder if gguf is None else gguf.parent
+    inside = {}
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
-        return None
+        if gguf is None or not holds_tokenizer(gguf):
+            return None
+        inside = {"gguf_file": gguf.name}
     import transformers  # here, because it takes seconds to import
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **inside
+        )
     except Exception as error:
         raise ValueError(f"the tokenizer in {folder} does not load: {_first_line(error)}") from None
 

@@ -1,13 +1,13 @@
 """Interpolated modified Kneser–Ney n-grams over token ids: the baseline that a language model has to beat.
 
-Chen & Goodman, *An Empirical Study of Smoothing Techniques for Language Modeling* (1998), section 3, as KenLM computes it. For a word
-w after the context c, from order n down to 1,
+Chen & Goodman, *An Empirical Study of Smoothing Techniques for Language Modeling* (1998), section 3. For a word w after
+the context c, from order n down to 1,
 
     p_n(w | c) = max(a(cw) − D_n(a(cw)), 0) / a(c·) + γ(c) · p_{n−1}(w | c without its first word),    p_0 = 1 / V
 
-where a is the adjusted count: at the highest order, and for what begins a sequence, how often; below, after how many different words.
-a(c·) = Σ_w a(cw), and γ(c), the discounts' sum over a(c·), makes the whole sum to one. A context never seen leaves it all to the next
-order.
+where a is the adjusted count: at the highest order, and for what begins a sequence, how often; below, after how many
+different words. a(c·) = Σ_w a(cw), and γ(c), the sum of the discounts over a(c·), makes the whole sum to one. A context
+never seen leaves it all to the next order.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def fit(sequences: Sequence[Sequence[int]], *, vocab_size: int, order: int = 5) 
             context[ends] * base + words[ends], return_index=True, return_inverse=True, return_counts=True
         )
         if n > 1:
-            # How many n-grams end in each (n − 1)-gram. None do where that begins a sequence: its count stays as it was.
+            # How many n-grams end in each (n − 1)-gram. None where that begins a sequence: its count stays as it was.
             extensions = np.bincount(index[ends[first]], minlength=len(keys[-1]))
             adjusted[-1] = np.where(extensions == 0, adjusted[-1], extensions)
         keys.append(unique)
@@ -69,7 +69,7 @@ def fit(sequences: Sequence[Sequence[int]], *, vocab_size: int, order: int = 5) 
 
 
 def log_prob(model: NGram, sequences: Sequence[Sequence[int]]) -> list[Float[np.ndarray, " T"]]:
-    """ln p of each token after those before it in its sequence, in nats. Raises ValueError for ids outside the vocabulary."""
+    """ln p of each token after those before it in its sequence. Raises ValueError for ids outside the vocabulary."""
     words, starts = _flatten(sequences, model.vocab_size)
     base = model.vocab_size + 1
     place = np.arange(len(words)) - starts
@@ -102,9 +102,7 @@ def _flatten(
     return words, starts
 
 
-def _smooth(
-    keys: Int[np.ndarray, " N"], adjusted: Int[np.ndarray, " N"], contexts: int, base: int
-) -> Order:
+def _smooth(keys: Int[np.ndarray, " N"], adjusted: Int[np.ndarray, " N"], contexts: int, base: int) -> Order:
     """Discounts the adjusted counts of one order and gives every context the mass that was taken off."""
     context = keys // base
     discount = np.concatenate([[0.0], _discounts(adjusted)])[np.minimum(adjusted, 3)]
@@ -115,7 +113,7 @@ def _smooth(
 
 
 def _discounts(adjusted: Int[np.ndarray, " N"]) -> Float[np.ndarray, " 3"]:
-    """D_1, D_2, D_3+ from how many n-grams have counts 1 .. 4 (Chen & Goodman, equation 26); 0.5, 1, 1.5 where there are too few."""
+    """D_1, D_2, D_3+ from how many n-grams have counts 1 .. 4 (Chen & Goodman, eq. 26); 0.5, 1, 1.5 if too few have."""
     n = np.bincount(np.minimum(adjusted, 5), minlength=6)[1:5].astype(float)
     if n.min() == 0:
         return np.asarray([0.5, 1.0, 1.5])

@@ -51,8 +51,8 @@ def same_tokens(sentences: Sequence[Sequence[int]], specials: Sequence[int]) -> 
 def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequence[int] = (0,)) -> Batch:
     """Packs (inputs, targets) pairs into rows of `length` tokens, best fit first, longest first; longer ones are cut.
 
-    The seed decides which of several equally long sentences goes where, and the order of the rows, but not their number, which
-    depends on the lengths alone: so every epoch can be packed anew and has equally many rows.
+    The seed decides which of several equally long sentences goes where, and the order of the rows, but not their
+    number, which depends on the lengths alone: so every epoch can be packed anew and has equally many rows.
     Raises ValueError where there is nothing to pack.
     """
     if not pairs or min(len(inputs) for inputs, _ in pairs) == 0:
@@ -89,7 +89,7 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
 
 
 class Masked(NamedTuple):
-    """A masked batch: `inputs` as the model sees them, and what to predict at `places`; weight 0 where there is nothing."""
+    """A masked batch: `inputs` as the model sees them, and what to predict at `places` (weight 0: nothing)."""
 
     inputs: Int[Array, "B T"]
     places: Int[Array, "B P"]
@@ -98,9 +98,10 @@ class Masked(NamedTuple):
 
 
 def mask_tokens(batch: Batch, key: Shaped[Array, ""], *, mask_id: int, vocab_size: int, share: float = 0.15) -> Masked:
-    """BERT's masking: of each row's candidates (`targets >= 0`) `share` are predicted; 80 % of these read `mask_id`, 10 % a
-    random token, 10 % themselves (Devlin et al. 2018, section 3.1). The key decides everything.
-    """  # fmt: skip
+    """BERT's masking (Devlin et al. 2018, section 3.1): of each row's candidates, `targets >= 0`, a share is predicted.
+
+    80 % of these read `mask_id`, 10 % a random token, 10 % themselves. The key decides everything.
+    """
     batch = Batch(*map(jnp.asarray, batch))
     B, T = batch.inputs.shape
     P = int(share * T) + 1
@@ -111,7 +112,7 @@ def mask_tokens(batch: Batch, key: Shaped[Array, ""], *, mask_id: int, vocab_siz
     expected = share * candidate.sum(-1, keepdims=True).astype(jnp.float32)
     # Rounded up or down at random: on average exactly the share, however short the row.
     count = jnp.floor(expected + jax.random.uniform(rounding, (B, 1)))
-    chosen = jnp.arange(P) < count
+    chosen = jnp.arange(P, dtype=jnp.float32) < count
     original = jnp.take_along_axis(batch.inputs, places, axis=1)
     dice = jax.random.uniform(how, (B, P))
     noise = jax.random.randint(what, (B, P), 0, vocab_size)

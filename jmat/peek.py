@@ -127,7 +127,7 @@ def peek(
         positions = np.flatnonzero(split.rows == row)
         predictions = {kind: named(kind, positions) for kind in shortcuts}
         shown = _shown(tokens, tokenizer)
-        found.append({"text": text, "tokens": [*map(texts, tokens)], "shown": shown, "predictions": predictions})
+        found.append({"text": text, "tokens": [*map(texts, tokens.tolist())], "shown": shown, "predictions": predictions})
     task = "next" if model.config.causal else "masked"
     return {"model": name, "task": task, "blocks": model.config.layers, "layers": layers, "sentences": found}
 
@@ -157,14 +157,13 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
-        token = int(token)
         if token not in self._known:
             self._known[token] = self._name(token)
         return self._known[token]
 
     def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
         """Tokens with their probabilities, to six digits."""
-        return [(self(token), float(f"{p:.6g}")) for token, p in zip(ids, probabilities, strict=True)]
+        return [(self(token), float(f"{p:.6g}")) for token, p in zip(ids.tolist(), probabilities, strict=True)]
 
     def _name(self, token: int) -> str:
         piece = self._tokenizer.convert_ids_to_tokens(token)

@@ -61,7 +61,8 @@ class Solution:
         rank, dimensions = int(self.rank), self.weights.shape[0]
         if rank == dimensions:
             return f"full rank {dimensions} from {self.n} examples, condition number {float(self.condition):.1e}"
-        cause = "fewer examples than dimensions" if self.n < dimensions else "linearly dependent input coordinates"
+        few = self.n - (self.bias is not None) < dimensions  # a bias takes one example
+        cause = "fewer examples than dimensions" if few else "linearly dependent input coordinates"
         remedy = f"ridge {self.ridge:g} makes it unique" if self.ridge else "the minimum-norm solution is used"
         return f"rank {rank} of {dimensions}: {cause}; {remedy}"
 
@@ -109,7 +110,7 @@ def lstsq(
                 f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
                 "them (text longer than the positions and half-precision overflow are the usual causes)"
             )
-    fitted = _fit(X, Y, ridge if ridge else None, rcond, intercept=intercept)
+    fitted = _fit(X, Y, float(ridge) if ridge else None, rcond, intercept=intercept)
     return Solution(**fitted, n=X.shape[0], ridge=float(ridge))
 
 

@@ -35,8 +35,8 @@ def restore(manager: ocp.CheckpointManager, state: State) -> State:
         restored = manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise ValueError(
-            f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another version; "
-            "delete it to go on from the one before, or start afresh with another --out."
+            f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another "
+            "version; delete it to go on from the one before, or start afresh with another --out."
         ) from error
     return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
 

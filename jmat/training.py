@@ -59,7 +59,10 @@ def masked_lm_loss(mask_id: int) -> Loss:
 def make_optimizer(
     *, learning_rate: float, warmup_steps: int, steps: int, weight_decay: float = 0.1, clip: float = 1.0
 ) -> optax.GradientTransformation:
-    """AdamW with a linear warm-up, a cosine decay to 10 %, gradients clipped by their global norm, and only matrices decayed."""
+    """AdamW with linear warm-up, cosine decay to 10 %, gradients clipped by their global norm; only matrices are decayed.
+
+    Raises ValueError where there are no more steps than warm-up steps.
+    """
     if not 0 <= warmup_steps < steps:
         raise ValueError(f"{warmup_steps} warm-up steps of {steps} steps: expected fewer warm-up steps than steps.")
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, steps, 0.1 * learning_rate)
@@ -78,8 +81,8 @@ def init_state(model: Any, optimizer: optax.GradientTransformation) -> TrainStat
 
 def make_train_step(
     loss: Loss, optimizer: optax.GradientTransformation, seed: int
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The jitted step: state, batch → next state (the old one is given up), and the mean loss and gradient norm.
+) -> Callable[[TrainState, Batch], tuple[TrainState, Array]]:
+    """The jitted step: state, batch → next state (the old one is given up), and the mean loss in nats.
 
     Randomness depends on (seed, step) alone, so a resumed run repeats it.
     """
@@ -88,13 +91,12 @@ def make_train_step(
         total, count, _ = loss(model, batch, key)
         return total / jnp.maximum(count, 1)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Array]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         value, gradient = jax.value_and_grad(mean_loss)(state.model, batch, key)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.model)
         model = optax.apply_updates(state.model, updates)
-        metrics = {"loss": value, "gradient_norm": optax.global_norm(gradient)}
-        return TrainState(model, opt_state, state.step + 1), metrics
+        return TrainState(model, opt_state, state.step + 1), value
 
     return jax.jit(step, donate_argnums=0)
 
@@ -102,9 +104,9 @@ def make_train_step(
 def make_evaluate(
     loss: Loss, batch: Batch, batch_size: int, mesh: Mesh, seed: int = 0
 ) -> Callable[[Any], dict[str, float]]:
-    """A function model → {"loss", "accuracy", "count"} over every prediction of the batch, in slices of `batch_size` rows.
+    """A function model → {"loss", "accuracy", "count"} over all predictions of the batch, `batch_size` rows at a time.
 
-    The loss is in nats. The masks of a masked model are the same at each call.
+    The loss is the mean in nats. The masks of a masked model are the same at each call.
     """
     compiled = jax.jit(loss)
     padded = batch.padded_to(batch_size)

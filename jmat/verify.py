@@ -1,213 +1,211 @@
-"""Does jmat compute what transformers computes? Every site of a checkpoint against PyTorch, and a verdict."""
+"""Does jmat compute what transformers computes? Every site of a checkpoint against PyTorch, and a verdict.
+
+The reference is transformers in float32 with eager attention. Differences are relative: the largest |ours − theirs| at
+a real token, each coordinate in units of its root mean square, or of the median coordinate's where that is larger;
+logits in units of their standard deviation at a token. The verdict is
+
+- MATCH: the logits differ by no more than `TOLERANCE`;
+- PRECISION: they differ more, but rounding explains it: every site differs by no more than `FACTOR` times what
+  transformers itself differs in another precision (in the dtype asked for; for float32, in float64);
+- WRONG: some site differs by more than both. The first of them, in the order of computation, is where to look.
+"""
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int
 
-from jmat import forward, load
+from jmat.config import ModelConfig
+from jmat.forward import run
+from jmat.reference import load_reference, run_reference
 
-# --- where a site lives in transformers -------------------------------------------------------------------------------
-
-
-class Hook(NamedTuple):
-    """One side of a PyTorch module: its first input, or its (first) output."""
-
-    module: str  # path in the base model, i.e. below `transformer.`, `bert.`, …
-    side: str  # "in" or "out"
-
-
-def _around(site: str, first: str, last: str | None = None) -> dict[str, Hook]:
-    """Input and output of a sub-module that is one PyTorch module, or several in a row."""
-    return {f"{site}.in": Hook(first, "in"), site: Hook(last or first, "out")}
+TOLERANCE = 1e-4
+FACTOR = 8.0
+SENTENCES = (
+    "Yes.",
+    "The committee will meet again on Thursday.",
+    "Although the river had risen by more than two metres, nobody in the village thought of leaving.",
+    "In 1928 a physicist wrote down an equation whose solutions came in pairs; four years later the second of each "
+    "pair, which most of his colleagues had taken for an artefact, was seen in a cloud chamber.",
+)
 
 
-def _blocks(layers: int, block: str, parts: Mapping[str, Hook]) -> dict[str, Hook]:
-    """The sites of all blocks, and `embed`, which is what block 0 gets."""
-    sites = {"embed": Hook(f"{block}.0", "in")}
-    for i in range(layers):
-        sites |= {f"block.{i}.{site}": Hook(f"{block}.{i}.{hook.module}", hook.side) for site, hook in parts.items()}
-        sites[f"block.{i}"] = Hook(f"{block}.{i}", "out")
-    return sites
+class Batch(NamedTuple):
+    """Token ids, and which of them are real."""
+
+    tokens: np.ndarray  # int32 [B, T]
+    mask: np.ndarray  # bool [B, T]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Index of each token in its text; 0 for padding."""
+        return np.where(self.mask, np.cumsum(self.mask, axis=1) - 1, 0).astype(np.int32)
 
 
-def _gpt2(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("ln_1", "ln_1"),
-        **_around("attn", "attn"),
-        "mid": Hook("ln_2", "in"),
-        **_around("ln_2", "ln_2"),
-        **_around("ffn", "mlp"),
-    }
-    return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
+class SiteDifference(NamedTuple):
+    """How far a site is from the reference, and how far rounding takes transformers from itself (0: not measured)."""
 
+    site: str
+    difference: float
+    rounding: float
 
-def _bert(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("attn", "attention.self", "attention.output.dense"),
-        "mid": Hook("attention.output.LayerNorm", "in"),
-        **_around("ln_1", "attention.output.LayerNorm"),
-        **_around("ffn", "intermediate.dense", "output.dense"),
-        **_around("ln_2", "output.LayerNorm"),
-    }
-    layers = hf["num_hidden_layers"]
-    last = Hook(f"encoder.layer.{layers - 1}", "out")  # there is no final norm
-    return {**_blocks(layers, "encoder.layer", parts), "final_norm.in": last, "final_norm": last}
-
-
-def _opt(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    pre_norm = hf["do_layer_norm_before"]
-    parts = {
-        **_around("ln_1", "self_attn_layer_norm"),
-        **_around("attn", "self_attn"),
-        "mid": Hook("final_layer_norm" if pre_norm else "self_attn_layer_norm", "in"),
-        **_around("ln_2", "final_layer_norm"),
-        **_around("ffn", "fc1", "fc2"),
-    }
-    sites = _blocks(hf["num_hidden_layers"], "decoder.layers", parts)
-    if pre_norm and not hf["_remove_final_layer_norm"]:
-        return {**sites, **_around("final_norm", "decoder.final_layer_norm")}
-    last = sites[f"block.{hf['num_hidden_layers'] - 1}"]  # there is no final norm
-    return {**sites, "final_norm.in": last, "final_norm": last}
-
-
-def _llama(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("ln_1", "input_layernorm"),
-        **_around("attn", "self_attn"),
-        "mid": Hook("post_attention_layernorm", "in"),
-        **_around("ln_2", "post_attention_layernorm"),
-        **_around("ffn", "mlp"),
-    }
-    return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "norm")}
-
-
-def _gpt_neox(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    # In a parallel block no module reads or writes `mid`.
-    mid = {} if hf["use_parallel_residual"] else {"mid": Hook("post_attention_layernorm", "in")}
-    parts = {
-        **_around("ln_1", "input_layernorm"),
-        **_around("attn", "attention"),
-        **mid,
-        **_around("ln_2", "post_attention_layernorm"),
-        **_around("ffn", "mlp"),
-    }
-    return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "final_layer_norm")}
-
-
-def _bloom(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("ln_1", "input_layernorm"),
-        **_around("attn", "self_attention", "self_attention.dense"),  # the module itself adds the residual
-        "mid": Hook("post_attention_layernorm", "in"),
-        **_around("ln_2", "post_attention_layernorm"),
-        **_around("ffn", "mlp", "mlp.dense_4h_to_h"),
-    }
-    return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
-
-
-def _gpt_neo(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("ln_1", "ln_1"),
-        **_around("attn", "attn"),
-        "mid": Hook("ln_2", "in"),
-        **_around("ln_2", "ln_2"),
-        **_around("ffn", "mlp"),
-    }
-    return {**_blocks(hf["num_layers"], "h", parts), **_around("final_norm", "ln_f")}
-
-
-def _distilbert(hf: Mapping[str, Any]) -> dict[str, Hook]:
-    parts = {
-        **_around("attn", "attention"),
-        "mid": Hook("sa_layer_norm", "in"),
-        **_around("ln_1", "sa_layer_norm"),
-        **_around("ffn", "ffn"),
-        **_around("ln_2", "output_layer_norm"),
-    }
-    last = Hook(f"transformer.layer.{hf['n_layers'] - 1}", "out")  # there is no final norm
-    return {**_blocks(hf["n_layers"], "transformer.layer", parts), "final_norm.in": last, "final_norm": last}
+    @property
+    def explained(self) -> bool:
+        """Whether tolerance or rounding explains the difference."""
+        return self.difference <= max(TOLERANCE, FACTOR * self.rounding)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
-    """How transformers runs an architecture: the class that loads it with its head, and where each site is."""
+class Report:
+    """What was found."""
 
-    auto: str
-    sites: Callable[[Mapping[str, Any]], dict[str, Hook]]  # config.json → site → hook
-    takes_positions: bool = True  # else it derives positions from the mask
-    after_padding_id: bool = False  # its position 0 is called pad_token_id + 1
-
-
-# By Hugging Face's `model_type`.
-REFERENCES: dict[str, Reference] = {
-    "bert": Reference("AutoModelForMaskedLM", _bert),
-    "bloom": Reference("AutoModelForCausalLM", _bloom, takes_positions=False),
-    "camembert": Reference("AutoModelForMaskedLM", _bert, after_padding_id=True),
-    "distilbert": Reference("AutoModelForMaskedLM", _distilbert),
-    "gemma": Reference("AutoModelForCausalLM", _llama),
-    "gpt2": Reference("AutoModelForCausalLM", _gpt2),
-    "gpt_neo": Reference("AutoModelForCausalLM", _gpt_neo),
-    "gpt_neox": Reference("AutoModelForCausalLM", _gpt_neox),
-    "llama": Reference("AutoModelForCausalLM", _llama),
-    "mistral": Reference("AutoModelForCausalLM", _llama),
-    "opt": Reference("AutoModelForCausalLM", _opt),
-    "qwen2": Reference("AutoModelForCausalLM", _llama),
-    "qwen3": Reference("AutoModelForCausalLM", _llama),
-    "roberta": Reference("AutoModelForMaskedLM", _bert, after_padding_id=True),
-    "xlm-roberta": Reference("AutoModelForMaskedLM", _bert, after_padding_id=True),
-}
+    verdict: str
+    sites: tuple[SiteDifference, ...]  # in the order of computation
+    first: str | None  # the first site whose difference nothing explains
+    largest: float  # |difference| of a logit, absolute; of the last site where there is no head
+    same_top_1: float  # share of real tokens with the same most likely token
+    tokens: int
 
 
-# --- running the reference --------------------------------------------------------------------------------------------
+def verify(
+    folder: pathlib.Path, model: Any, tokenizer: Any, *, dtype: str = "float32", text: str | None = None
+) -> Report:
+    """Compares a model, loaded from `folder` in `dtype`, with what transformers makes of the same folder.
 
+    Args:
+      folder: in Hugging Face format.
+      model: as `jmat.load` gives it.
+      tokenizer: of the model; without one, the tokens are random.
+      dtype: that the model was loaded in.
+      text: to run on, instead of `SENTENCES`.
 
-def run_reference(
-    torch_model: Any,
-    tokens: Int[np.ndarray, "B T"],
-    mask: Bool[np.ndarray, "B T"] | None,
-    positions: Int[np.ndarray, "B T"],
-    type_ids: Int[np.ndarray, "B T"] | None = None,
-) -> dict[str, np.ndarray]:
-    """Runs a transformers model on PyTorch: every site that `REFERENCES` names, in the order in which they are computed.
-
-    `logits` are last; a model without head has none.
+    Raises ValueError if torch is not installed, transformers does not load the folder, or the text has no tokens.
     """
-    import torch
 
-    hf = torch_model.config.to_dict()
-    reference = REFERENCES[hf["model_type"]]
-    values: dict[str, np.ndarray] = {}
+    def load(precision: str) -> Any:
+        has_head = model.head is not None
+        return load_reference(folder, model.config.family, dtype=precision, has_head=has_head)
 
-    def keep(site: str, value: Any) -> None:
-        value = value if isinstance(value, torch.Tensor) else value[0]
-        values[site] = value.reshape(*tokens.shape, -1).double().numpy().copy()
+    other = "float64" if dtype == "float32" else dtype
+    return compare(model, load("float32"), lambda: load(other), make_batches(model.config, tokenizer, text))
 
-    def attach(site: str, module: Any, side: str) -> Any:
-        if side == "out":
-            return module.register_forward_hook(lambda _, __, output: keep(site, output))
-        return module.register_forward_pre_hook(
-            lambda _, args, kwargs: keep(site, args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-        )
 
-    base = torch_model.base_model
-    handles = [attach(site, base.get_submodule(hook.module), hook.side) for site, hook in reference.sites(hf).items()]
-    given = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": type_ids}
-    first = hf["pad_token_id"] + 1 if reference.after_padding_id else 0
-    given |= {"position_ids": positions + first} if reference.takes_positions else {}
-    try:
-        with torch.no_grad():
-            out = torch_model(
-                **{name: torch.tensor(value, dtype=torch.long) for name, value in given.items() if value is not None},
-                use_cache=False,
-            )
-    finally:
-        for handle in handles:
-            handle.remove()
-    if "logits" in out:
-        values["logits"] = out["logits"].double().numpy()
-    return values
+def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -> list[Batch]:
+    """Texts of several lengths, padded on the right, padded on the left, and the longest alone."""
+    if tokenizer is None:
+        rng = np.random.default_rng(0)
+        rows = [rng.integers(0, config.vocab_size, length) for length in (1, 6, 13, 24)]
+    elif text is None:
+        rows = [np.asarray(tokenizer(sentence)["input_ids"], int) for sentence in SENTENCES]
+    else:  # its beginnings, and the whole
+        whole = np.asarray(tokenizer(text)["input_ids"], int)
+        rows = [whole[: -(-whole.size // part)] for part in (8, 3, 1)]
+    rows = [row[: config.num_positions].astype(np.int32) for row in rows]
+    longest = max(rows, key=len)
+    if not longest.size:
+        raise ValueError("the text has no tokens.")
+    right = np.stack([np.arange(longest.size) < row.size for row in rows])
+    batches = [Batch(longest[None], np.ones((1, longest.size), bool))]
+    for mask in (right, right[:, ::-1]):
+        tokens = np.zeros(mask.shape, np.int32)
+        tokens[mask] = np.concatenate(rows)
+        batches.append(Batch(tokens, mask))
+    return batches
+
+
+def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches: Sequence[Batch]) -> Report:
+    """The verdict on a model, given the reference and how to load it in another precision, should that be needed."""
+
+    def theirs(torch_model: Any, batch: Batch) -> dict[str, np.ndarray]:
+        return run_reference(torch_model, batch.tokens, batch.mask, batch.positions)
+
+    differences: dict[str, float] = {}
+    largest, same, tokens = 0.0, 0, 0
+    for batch in batches:
+        expected = theirs(reference, batch)
+        with jax.default_matmul_precision("highest"):
+            _, kept = run(model, batch.tokens, mask=batch.mask, keep=tuple(expected))
+        got = {site: np.asarray(value, np.float64) for site, value in kept.items()}
+        differences = _largest(differences, _relative(got, expected, batch.mask))
+        last = next(reversed(expected))
+        ours, wanted = got[last][batch.mask], expected[last][batch.mask]
+        largest = max(largest, _finite(np.abs(ours - wanted).max()))
+        same, tokens = same + int((ours.argmax(-1) == wanted.argmax(-1)).sum()), tokens + len(wanted)
+    rounding = dict.fromkeys(differences, 0.0)
+    if max(differences.values()) > TOLERANCE:
+        rounded = load_rounded()
+        for batch in batches:
+            measured = _relative(theirs(rounded, batch), theirs(reference, batch), batch.mask)
+            rounding = _largest(rounding, measured)
+    sites = tuple(SiteDifference(site, value, rounding[site]) for site, value in differences.items())
+    first = next((site.site for site in sites if not site.explained), None)
+    verdict = "WRONG" if first else "MATCH" if sites[-1].difference <= TOLERANCE else "PRECISION"
+    return Report(verdict, sites, first, largest, same / tokens, tokens)
+
+
+def _relative(
+    values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], mask: np.ndarray
+) -> dict[str, float]:
+    """Largest difference at a real token, by site, in units of what is expected there."""
+    differences = {}
+    for site, right in expected.items():
+        right = right[mask]
+        if site == "logits":
+            unit = (right - right.mean(-1, keepdims=True)).std()
+        else:
+            each = np.sqrt(np.square(right).mean(0))
+            unit = np.maximum(each, np.median(each))
+        with np.errstate(invalid="ignore", over="ignore"):
+            differences[site] = _finite((np.abs(values[site][mask] - right) / np.maximum(unit, 1e-30)).max())
+    return differences
+
+
+def _finite(value: float) -> float:
+    """NaN, which compares with nothing, counts as infinitely far."""
+    return float(np.nan_to_num(value, nan=np.inf, posinf=np.inf))
+
+
+def _largest(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {site: max(value, a.get(site, 0.0)) for site, value in b.items()}
+
+
+def format_report(report: Report) -> str:
+    """The verdict in words, and the differences as a table with a line a block."""
+    sites = {site.site: site for site in report.sites}
+    parts = ("ln_1", "attn", "mid", "ln_2", "ffn")
+    blocks = sorted({int(name.split(".")[1]) for name in sites if name.startswith("block.")})
+    lines = ["relative difference from transformers".ljust(50) + "(* nothing explains it)", ""]
+    lines.append("".join(name.rjust(11) for name in ("block", *parts, "output")))
+
+    def cell(name: str) -> str:
+        site = sites.get(name)
+        return "-".rjust(11) if site is None else (f"{site.difference:.1e}" + " *"[not site.explained]).rjust(11)
+
+    for i in blocks:
+        lines.append(f"{i}".rjust(11) + "".join(cell(f"block.{i}.{part}") for part in parts) + cell(f"block.{i}"))
+    lines += ["", *(f"{name:>11}{cell(name)}" for name in ("embed", "final_norm", "logits") if name in sites), ""]
+    what = "logit" if "logits" in sites else "value of the last site (the model has no head)"
+    lines.append(f"largest difference of a {what}: {report.largest:.2e}, over {report.tokens} tokens")
+    lines.append(f"same most likely token: {100 * report.same_top_1:.1f} %") if "logits" in sites else None
+    why = {
+        "MATCH": f"the logits differ by no more than {TOLERANCE:g} of their standard deviation.",
+        "PRECISION": "the logits differ by more than that of float32, but by no more than rounding explains.",
+        "WRONG": f"the first site that differs by more than tolerance and rounding explain is {report.first}.",
+    }
+    lines.append(f"{report.verdict}: {why[report.verdict]}")
+    return "\n".join(lines)
+
+
+def report_rows(report: Report) -> list[dict[str, Any]]:
+    """The report as rows of results.json; a difference that is not finite has no value."""
+    rows: list[dict[str, Any]] = [
+        {"site": site.site, "metric": metric, "value": value}
+        for site in report.sites
+        for metric, value in (("difference", site.difference), ("rounding", site.rounding))
+    ]
+    rows += [{"metric": "largest", "value": report.largest}, {"metric": "same_top_1", "value": report.same_top_1}]
+    rows = [row if np.isfinite(row["value"]) else row | {"value": None, "note": "not finite"} for row in rows]
+    return [row | {"n": report.tokens, "verdict": report.verdict} for row in rows]

@@ -1,11 +1,13 @@
 """Tiny random Hugging Face models: the independent reference that jmat is held against."""
 
+import json
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
@@ -102,6 +104,26 @@ def save(model: Any, folder: pathlib.Path) -> pathlib.Path:
     """Writes a model as transformers does; returns the folder."""
     model.save_pretrained(folder)
     return folder
+
+
+def rewrite(
+    folder: pathlib.Path, model: Any, change: Callable[[dict], dict] = lambda tensors: tensors, **config: Any
+) -> pathlib.Path:
+    """Writes a model whose tensors went through `change`, and whose config.json has some other fields."""
+    folder.mkdir(exist_ok=True)
+    path = save(model, folder) / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+    path.unlink()
+    changed = {name: tensor.contiguous() for name, tensor in change(tensors).items()}
+    safetensors.torch.save_file(changed, path, metadata={"format": "pt"})
+    rewrite_config(folder, **config)
+    return folder
+
+
+def rewrite_config(folder: pathlib.Path, **fields: Any) -> None:
+    """Changes some fields of a folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def ours(case: Case, seed: int = 0, **options: Any) -> Any:

@@ -1,7 +1,6 @@
 import collections
 import importlib.metadata
 import pathlib
-import types
 import warnings
 
 import pytest
@@ -39,7 +38,7 @@ def test_numpy_docstring_becomes_prose():
         "Compute the running mean of an array along one axis.",
         "Uses cumsum, which is much faster than a loop.",
         "See the guide for the details of the method.",
-        "Values such as None or 'nan' are skipped, e.g. The ones in the first row, cf. Smith et al. They count as zero.",
+        "Values such as None or 'nan' are skipped, e.g. The ones in the first row, cf. Smith et al. They count as 0.",
         "The work of J. Smith and others is used here.",
         "It is not changed by the call.",
         "The result is a new array in every case.",
@@ -176,33 +175,46 @@ def test_an_unwritable_cache_folder_is_no_error(package, tmp_path, monkeypatch):
 def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/me")
-    assert corpus._cache_folder().name == "cache"
+    assert corpus.cache_folder().name == "cache"
     monkeypatch.delenv("JMAT_CACHE")
-    assert corpus._cache_folder() == pathlib.Path("/xdg/jmat")
+    assert corpus.cache_folder() == pathlib.Path("/xdg/jmat")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert corpus._cache_folder() == pathlib.Path("/home/me/.cache/jmat")
+    assert corpus.cache_folder() == pathlib.Path("/home/me/.cache/jmat")
+
+
+class Installed(importlib.metadata.Distribution):
+    """A distribution that needs others."""
+
+    def __init__(self, *requirements):
+        self.text = "".join(f"Requires-Dist: {requirement}\n" for requirement in requirements)
+
+    def read_text(self, filename):
+        return self.text if filename == "METADATA" else None
+
+    def locate_file(self, path):
+        raise NotImplementedError
 
 
 def test_dependencies_are_closed_over_without_extras(monkeypatch):
-    needs = {
-        "jmat": ["A.b>=1", "c; python_version < '3'", "d[x]; extra == 'hub'"],
-        "a-b": ["e", "missing"],
-        "e": ["A_B", "f ; extra == 'test'"],
-        "c": None,
-        "d": None,
+    installed = {
+        "jmat": Installed("A.b>=1", "c; python_version < '3'", "d[x]; extra == 'hub'"),
+        "a-b": Installed("e", "missing"),
+        "e": Installed("A_B", "f ; extra == 'test'"),
+        "c": Installed(),
+        "d": Installed(),
+        "f": Installed(),
     }
 
     def distribution(name):
-        if name not in needs:
+        if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)
-        return types.SimpleNamespace(requires=needs[name])
+        return installed[name]
 
     monkeypatch.setattr(corpus.importlib.metadata, "distribution", distribution)
-    monkeypatch.setattr(corpus, "_requirements", corpus._requirements.__wrapped__)  # not real distributions
-    assert set(corpus._dependencies.__wrapped__()) == {"a-b", "e"}
-    del needs["jmat"]
-    needs["jax"] = ["c"]
-    assert set(corpus._dependencies.__wrapped__()) == {"jax", "c"}
+    assert set(corpus._dependencies()) == {"a-b", "e"}
+    del installed["jmat"]  # never installed: the direct dependencies are known by name
+    installed["jax"] = Installed("c")
+    assert set(corpus._dependencies()) == {"jax", "c"}
 
 
 def test_files_of_tests_and_copies_are_skipped():

@@ -204,10 +204,12 @@ def test_din2023_draws_every_position_alike(wordpiece):
     assert ((counts - 4000 / T) ** 2 / (4000 / T)).sum() < T + 5 * np.sqrt(2 * T)
 
 
-def test_din2023_gives_causal_models_no_special_token(bpe):
+def test_din2023_gives_causal_models_no_special_token(bpe, wordpiece):
     split = make_examples(TEXT, TEXT[:9], bpe, protocol="din2023", max_length=64, seed=0, masked=False).fit
     assert bpe.decode(split.tokens[: split.lengths[0]]) == TEXT[0]
     assert (split.positions == 0).any()
+    split = make_examples(TEXT, TEXT[:9], wordpiece, protocol="din2023", max_length=64, seed=0, masked=False).fit
+    assert not np.isin(split.tokens, [wordpiece.cls_token_id, wordpiece.sep_token_id]).any()
 
 
 def test_jmat_draws_different_eligible_positions(bpe, wordpiece):

@@ -326,7 +326,7 @@ def test_old_files_mean_the_same(name, tmp_path):
 
 def test_head_stored_under_two_names_is_refused(tmp_path):
     case = BY_NAME["gpt_neox-parallel"]
-    with pytest.raises(ValueError, match=r"both .*embed_out.weight.* and .*lm_head.weight"):
+    with pytest.raises(ValueError, match="is the same tensor as another"):
         rewritten(
             case, tmp_path, lambda t: {**t, **{f"{n}.weight": torch.ones(37, 48) for n in ("lm_head", "embed_out")}}
         )
@@ -334,7 +334,7 @@ def test_head_stored_under_two_names_is_refused(tmp_path):
 
 def test_biases_that_the_config_denies_are_surplus(tmp_path):
     case = BY_NAME["qwen2-window"]
-    with pytest.raises(ValueError, match="surplus model.layers.0.self_attn.o_proj.bias"):
+    with pytest.raises(ValueError, match=r"surplus model\.layers\.0\.self_attn\.o_proj\.bias"):
         rewritten(case, tmp_path, lambda t: {**t, "model.layers.0.self_attn.o_proj.bias": torch.ones(24)})
 
 

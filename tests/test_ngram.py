@@ -77,7 +77,7 @@ def test_discounts_come_from_counts_of_counts_in_the_test_data():
 
 
 def test_wrong_input_is_refused():
-    with pytest.raises(ValueError, match="token id 7 is outside the vocabulary, 0 .. 6"):
+    with pytest.raises(ValueError, match="token id 7 is outside the vocabulary"):
         ngram.fit([[1, 7]], vocab_size=V)
     with pytest.raises(ValueError, match="token id -1"):
         ngram.log_prob(ngram.fit(TEXT, vocab_size=V), [[-1]])

@@ -6,7 +6,7 @@ import pytest
 
 import jmat
 from jmat import sites
-from jmat.verify import run_reference
+from jmat.reference import run_reference
 from tests import families, hf
 
 

@@ -1,0 +1,53 @@
+"""Does jmat compute what transformers computes?
+
+    python -m experiments.verify --model=gpt2-docs
+
+Runs a checkpoint here and in transformers on PyTorch (eager attention; needs the `test` extra) on the same tokens,
+padded on the right, on the left and not at all, and compares every site. Prints a table and a verdict: MATCH, PRECISION
+(the difference is no more than rounding explains; expected with --dtype=bfloat16) or WRONG, with the first site that
+differs. The exit code is 1 for WRONG. Seconds for a small model; memory for the model twice, or four times if its
+rounding has to be measured. With --out, writes results.json there too.
+"""
+
+import sys
+
+import transformers
+from absl import flags
+
+from experiments import common
+from jmat.checkpoint import load_model
+from jmat.load import find, load_tokenizer
+from jmat.results import claim_output_folder, write_results
+from jmat.verify import format_report, report_rows, verify
+
+flags.DEFINE_string("text", None, "What to run the model on, instead of built-in English sentences.")
+for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
+    flags.declare_key_flag(name)
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Runs the experiment."""
+    del argv
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if FLAGS.out:
+        claim_output_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite)
+    folder = find(FLAGS.model, revision=FLAGS.revision)
+    common.say(f"loading {FLAGS.model}")
+    model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
+    tokenizer = load_tokenizer(folder)
+    if FLAGS.text is not None and tokenizer is None:
+        raise ValueError(f"{FLAGS.model} has no tokenizer, so --text cannot be read; leave it out for random tokens.")
+    common.say("comparing with transformers on PyTorch")
+    report = verify(folder, model, tokenizer, dtype=FLAGS.dtype, text=FLAGS.text)
+    print(format_report(report))
+    if FLAGS.out:
+        write_results(FLAGS.out, "verify", common.own_flags(), report_rows(report))
+        print(f"wrote {FLAGS.out}/results.json")
+    sys.exit(1 if report.verdict == "WRONG" else 0)
+
+
+if __name__ == "__main__":
+    common.run(main)

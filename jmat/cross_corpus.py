@@ -1,0 +1,179 @@
+"""Do linear shortcuts travel? Maps to the final layer, fitted on some examples of one corpus, evaluated on another."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from numpy import ndarray
+
+from jmat.jumps import evaluate, metric_rows
+from jmat.maps import Identity, Linear
+from jmat.metrics import r2_score
+from jmat.plots import draw, heat_map, legend, line
+from jmat.progress import track
+from jmat.regression import lstsq
+
+METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
+SIZES = (250, 500, 1000, 2000, 4000, 8000)
+
+Streams = Mapping[int, Float[ndarray, "N D"]]  # layer → h_layer at the same examples; the last is h_L
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Maps from every source layer to the final one, with where they come from."""
+
+    corpus: str
+    n: int
+    maps: Mapping[int, Linear]
+    problem: str  # how a fit was not determined by its examples; empty if all were
+
+
+def check_sizes(sizes: Sequence[int], available: int) -> list[int]:
+    """The numbers of examples to fit on, rising; by default those of `SIZES` that there are, and all there are.
+
+    Raises:
+      ValueError: a number below 1 or above `available`, the fit examples of the smallest corpus.
+    """
+    if wrong := [size for size in sizes if not 1 <= size <= available]:
+        raise ValueError(f"sizes has {wrong[0]}; expected 1 to {available}, the fit examples of the smallest corpus.")
+    return sorted({*sizes}) or [*(size for size in SIZES if size < available), available]
+
+
+def fit_sizes(
+    corpus: str,
+    streams: Streams,
+    sizes: Iterable[int],
+    *,
+    intercept: bool = False,
+    seed: int = 0,
+    progress: str | None = None,
+) -> list[Fit]:
+    """`mat` from every layer to the last, from so many examples each; the fewer are among the more."""
+    final = max(streams)
+    order = np.random.default_rng(seed).permutation(len(streams[final]))
+    fits = []
+    for n in track(list(sizes), progress):
+        chosen = order[:n]
+        maps, problem = {}, ""
+        for layer in sorted(streams.keys() - {final}):
+            solution = lstsq(streams[layer][chosen], streams[final][chosen], intercept=intercept)
+            maps[layer] = Linear(solution.weights, solution.bias)
+            if not problem and int(solution.rank) < solution.weights.shape[0]:
+                problem = f"layer {layer}: {solution.describe()}"
+        fits.append(Fit(corpus, n, maps, problem))
+    return fits
+
+
+def cross_rows(
+    model: Any, fits: Sequence[Fit], corpus: str, held_out: Streams, *, seed: int = 0, progress: str | None = None
+) -> list[dict[str, Any]]:
+    """All fits, and `id`, evaluated on one corpus: rows of results.json with `fit_corpus`, `eval_corpus` and `n_fit`.
+
+    `fit_corpus` is null and `n_fit` 0 for `id`, which nothing is fitted for. The full model's predictions are computed
+    once for all of them.
+    """
+    final = max(held_out)
+    layers = sorted(held_out.keys() - {final})
+    labels: dict[str, dict[str, Any]] = {"id": {"fit_corpus": None, "eval_corpus": corpus, "n_fit": 0, "map": "id"}}
+    shortcuts: dict[tuple[str, int], tuple[Any, ndarray]] = {
+        ("id", layer): (Identity(), held_out[layer]) for layer in layers
+    }
+    for number, fit in enumerate(fits):
+        key = f"mat {number}"
+        labels[key] = {"fit_corpus": fit.corpus, "eval_corpus": corpus, "n_fit": fit.n, "map": "mat"}
+        shortcuts |= {(key, layer): (fit.maps[layer], held_out[layer]) for layer in layers}
+    values = evaluate(model, held_out[final], shortcuts, progress=progress)
+    rows = [
+        {**labels[row["map"]], **{name: value for name, value in row.items() if name != "map"}}
+        for row in metric_rows(values, final, seed=seed)
+        if row["metric"] in METRICS
+    ]
+    for (key, layer), (shortcut, stream) in shortcuts.items():
+        score = r2_score(held_out[final], np.asarray(shortcut(stream)))
+        figure = {"layer": layer, "target": final, "metric": "r2", "value": score, "n": len(stream)}
+        rows.append({**labels[key], **figure})
+    return rows
+
+
+def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The mean of every metric over the source layers: one row for each fit, evaluation corpus and metric."""
+    values: dict[tuple[Any, ...], list[float]] = {}
+    keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")
+    for row in rows:
+        values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
+    return [{**dict(zip(keys, key, strict=True)), "value": float(np.mean(found))} for key, found in values.items()]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures, from results.json alone
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+    """Heat maps, a panel a metric: fit corpus down (below them `id`), evaluation corpus across, mean over the layers.
+
+    The maps are those fitted on the most examples.
+    """
+    rows = over_layers(results["rows"])
+    most = max(row["n_fit"] for row in rows)
+    metrics = ("precision@1", "precision@10", "r2")
+    across = _corpora(rows)
+    down = [*across, None]
+    found = {(r["metric"], r["fit_corpus"], r["eval_corpus"]): r["value"] for r in rows if r["n_fit"] in (0, most)}
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+        for panel, metric in zip(panels, metrics, strict=True):
+            grid = np.array([[found.get((metric, a, b), np.nan) for b in across] for a in down])
+            image = heat_map(panel, grid, [_short(name) if name else "id" for name in down], map(_short, across))
+            panel.set(title=metric, xlabel="evaluated on")
+            panel.tick_params(axis="x", rotation=30)
+        panels[0].set_ylabel(f"fitted on {most} examples of")
+        figure.colorbar(image, ax=list(panels), label="mean over layers", shrink=0.8)
+        figure.suptitle(title, fontsize=11, fontweight="bold")
+
+    side = 0.8 * len(across) + 1.4
+    draw(path, fill, size=(len(metrics) * side + 1.5, side + 1.4))
+
+
+def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+    """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
+    rows = over_layers(results["rows"])
+    corpora = _corpora(rows)
+    metrics = ("precision@1", "surprisal", "r2")
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(len(corpora), len(metrics), squeeze=False, sharex=True, sharey="col")
+        for down, evaluated in enumerate(corpora):
+            for panel, metric in zip(panels[down], metrics, strict=True):
+                mine = [r for r in rows if r["eval_corpus"] == evaluated and r["metric"] == metric]
+                for name, shade in zip(corpora, _COLOURS * len(corpora), strict=False):
+                    curve = sorted((r for r in mine if r["fit_corpus"] == name), key=lambda r: r["n_fit"])
+                    line(panel, [r["n_fit"] for r in curve], curve, f"fitted on {_short(name)}", shade)
+                for row in (r for r in mine if r["map"] == "id"):
+                    panel.axhline(row["value"], color="0.5", linestyle=":", label="id")
+                panel.set_xscale("log")
+                panel.set_title(f"{metric}{', nats' if metric == 'surprisal' else ''}" if down == 0 else "")
+            panels[down, 0].set_ylabel(f"on {_short(evaluated)}")
+            if down == len(corpora) - 1:
+                for panel in panels[down]:
+                    panel.set_xlabel("examples fitted on")
+        legend(figure, panels[0, 0])
+        figure.suptitle(title, fontsize=11, fontweight="bold")
+
+    draw(path, fill, size=(9.0, 2.2 * len(corpora) + 1.0))
+
+
+def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["eval_corpus"] for row in rows))
+
+
+def _short(corpus: str) -> str:
+    """A file's name without its folder, for labels."""
+    return pathlib.PurePath(corpus).name

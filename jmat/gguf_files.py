@@ -1,0 +1,183 @@
+"""GGUF files (llama.cpp) of LLaMA and its relatives, read as the Hugging Face folders that they were made from.
+
+Needs the package `gguf` (the extra `jmat[gguf]`). Quantised weights are given back as float32.
+"""
+
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from jmat.config import Rotary
+from jmat.rotary import frequencies
+from jmat.tensor_files import TensorFiles
+
+# `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+# Said by other fields already, checked below, or of no consequence.
+_NEUTRAL = {"rope.dimension_count", "attention.value_length", "tensor_data_layout", "rope.scaling.finetuned"}
+_SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+def find_gguf(folder: pathlib.Path) -> pathlib.Path | None:
+    """The GGUF file that stands for a folder: the path itself, or the only one in a folder without config.json.
+
+    Raises ValueError if there are several.
+    """
+    if folder.is_file():
+        return folder
+    found = [] if (folder / "config.json").is_file() else sorted(folder.glob("*.gguf"))
+    if len(found) > 1:
+        raise ValueError(f"{folder} holds {len(found)} GGUF files; name one of them, such as {found[0]}.")
+    return found[0] if found else None
+
+
+def open_gguf(path: pathlib.Path) -> tuple[dict[str, Any], TensorFiles]:
+    """The config.json and the tensors, under Hugging Face's names, of a GGUF file.
+
+    Raises:
+      ValueError: the package `gguf` is missing; the file is truncated or corrupt, one part of several, or of another
+        architecture. What else jmat does not implement is left in the config for its reader to refuse by name.
+    """
+    gguf, reader = _reader(path)
+    try:
+        metadata = {
+            name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")
+        }
+        tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a GGUF file ({error}); download it again.") from None
+    if metadata.get("split.count", 0) > 1:
+        raise ValueError(f"{path} is one of {metadata['split.count']} parts; merge them with llama-gguf-split first.")
+    factors = tensors.pop(_FREQUENCY_FACTORS, None)
+    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+
+    def read(name: str, rows: slice = slice(None)) -> np.ndarray:
+        tensor = tensors[name]
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shapes[name])
+        except NotImplementedError:
+            kind = tensor.tensor_type.name
+            raise ValueError(f"{tensor.name} in {path} is {kind}, which the package gguf cannot expand.") from None
+        return _as_in_hugging_face(values, tensor.name, hf)[rows].copy()
+
+    hf = _config(path, metadata, shapes)
+    if factors is not None:
+        hf["rope_scaling"] = _llama3_scaling(np.asarray(factors.data, np.float32), hf, path)
+    return hf, TensorFiles(path, shapes, dict.fromkeys(shapes, "F32"), read)
+
+
+def holds_tokenizer(path: pathlib.Path) -> bool:
+    """Whether a GGUF file says how to split text into its tokens."""
+    return "tokenizer.ggml.tokens" in _reader(path)[1].fields
+
+
+def _reader(path: pathlib.Path) -> tuple[Any, Any]:
+    """The package `gguf`, and the opened file; its tensors are mapped, not read."""
+    try:
+        import gguf
+    except ImportError:
+        raise ValueError(f"reading {path} needs the package gguf: pip install 'jmat[gguf]'.") from None
+    try:
+        return gguf, gguf.GGUFReader(path)
+    except Exception as error:
+        raise ValueError(f"{path} is truncated or not a GGUF file ({error}); download it again.") from None
+
+
+def _config(path: pathlib.Path, metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    family = metadata.get("general.architecture")
+    if family not in _ARCHITECTURES:
+        raise ValueError(f"{path} holds a {family!r} model; of GGUF files jmat reads {', '.join(_ARCHITECTURES)}.")
+    own = {name.removeprefix(f"{family}."): value for name, value in metadata.items() if name.startswith(f"{family}.")}
+    scaling = {_SCALING[name]: value for name, value in own.items() if name in _SCALING}
+    # What has no name in config.json keeps its own: the config's reader refuses it.
+    hf = {
+        _FIELDS.get(name, name): value for name, value in own.items() if name not in _NEUTRAL and name not in _SCALING
+    }
+    hf |= {"model_type": family, "tie_word_embeddings": "lm_head.weight" not in shapes}
+    hf["vocab_size"] = shapes.get("model.embed_tokens.weight", (0,))[0]
+    hf.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
+    if "head_dim" not in hf and "rope.dimension_count" in own:
+        hf["head_dim"] = own["rope.dimension_count"]
+    for name in ("rope.dimension_count", "attention.value_length"):
+        if own.get(name, hf.get("head_dim")) != hf.get("head_dim"):
+            raise ValueError(f"{path}: {family}.{name}={own[name]} differs from the width of a head; not implemented.")
+    if scaling.get("rope_type", "none") != "none":
+        hf["rope_scaling"] = scaling
+    if family != "qwen2":
+        hf["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
+    return hf
+
+
+def _hf_name(name: str) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; names that are not known stay."""
+    stem, _, kind = name.rpartition(".")
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if block and block[2] in _BLOCK_TENSORS:
+        return f"model.layers.{block[1]}.{_BLOCK_TENSORS[block[2]]}.{kind}"
+    return f"{_TENSORS[stem]}.{kind}" if stem in _TENSORS else name
+
+
+def _as_in_hugging_face(values: np.ndarray, name: str, hf: dict[str, Any]) -> np.ndarray:
+    """Undoes what llama.cpp's converter does: in LLaMA files the two halves of each rotary head are interleaved, and
+    Gemma's norms hold 1 + scale.
+    """
+    if hf["model_type"] == "gemma" and "norm" in name:
+        return values - 1
+    heads = {"attn_q": hf["num_attention_heads"], "attn_k": hf["num_key_value_heads"]}
+    part = name.split(".")[-2]
+    if hf["model_type"] != "llama" or part not in heads:
+        return values
+    pairs = values.reshape(heads[part], -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _llama3_scaling(factors: np.ndarray, hf: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """Llama 3.1 files hold by how much each pair of coordinates is slowed, not the parameters that this follows from.
+
+    Recovers them for the values that all of Meta's models use, and refuses the file if they do not explain the factors.
+    """
+    factor = float(factors.max())
+    scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    plain = Rotary(width=2 * len(factors), theta=float(hf.get("rope_theta", 10000.0)))
+    scaled = Rotary(plain.width, plain.theta, "llama3", factor, trained_positions=8192, slow_turns=1.0, fast_turns=4.0)
+    if not np.allclose(frequencies(plain) / factors, frequencies(scaled), rtol=1e-4):
+        raise ValueError(
+            f"{path}: {_FREQUENCY_FACTORS} is not Llama 3.1's scaling; other scalings are not implemented."
+        )
+    return {"rope_type": "llama3", **scaling, "original_max_position_embeddings": 8192}

@@ -1,0 +1,191 @@
+"""Maps that travel: what they are fitted on, what they are evaluated on, and how the rows and figures tell."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jmat import cross_corpus
+from jmat.data import save_examples
+from jmat.examples import Examples, Split
+from jmat.forward import logits
+from jmat.metrics import r2_score
+
+D = 64  # of the reference GPT-2
+
+
+def world(seed, n=150):
+    """Streams of a corpus where h_4 is a linear function of h_0 and of h_2, another one for every seed."""
+    turns = np.linalg.qr(np.random.default_rng(seed).normal(size=(2, D, D)))[0]
+    start = np.random.default_rng([seed, n]).normal(size=(n, D))
+    streams = {0: start, 2: start @ turns[0], 4: 3 * start @ turns[1]}
+    return {layer: stream.astype(np.float32) for layer, stream in streams.items()}
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_fits_are_least_squares_on_nested_examples(intercept):
+    streams = world(0)
+    streams[4] = streams[4] + np.random.default_rng(1).normal(size=streams[4].shape).astype(np.float32)
+    few, many = cross_corpus.fit_sizes("a", streams, [80, 120], intercept=intercept, seed=3)
+    order = np.random.default_rng(3).permutation(150)
+    for fit, n in ((few, 80), (many, 120)):
+        assert (fit.corpus, fit.n, fit.problem, set(fit.maps)) == ("a", n, "", {0, 2})
+        for layer, linear in fit.maps.items():
+            x = streams[layer][order[:n]].astype(np.float64)
+            x = np.hstack([x, np.ones((n, 1))]) if intercept else x
+            expected = np.linalg.lstsq(x, streams[4][order[:n]].astype(np.float64), rcond=None)[0]
+            np.testing.assert_allclose(linear.weights, expected[:D], atol=1e-4)
+            if intercept:
+                np.testing.assert_allclose(linear.bias, expected[D], atol=1e-4)
+
+
+def test_too_few_examples_are_told():
+    (fit,) = cross_corpus.fit_sizes("a", world(0), [40])
+    assert "layer 0: rank 40 of 64: fewer examples than dimensions" in fit.problem
+
+
+@pytest.fixture(scope="module")
+def rows(gpt2):
+    """Two corpora, maps of both from 100 examples, and of the first from 70."""
+    fits = cross_corpus.fit_sizes("a", world(0), [70, 100]) + cross_corpus.fit_sizes("b", world(1), [100])
+    held_out = {"a": world(0, 200), "b": world(1, 200)}
+    return [row for corpus, streams in held_out.items() for row in cross_corpus.cross_rows(gpt2, fits, corpus, streams)]
+
+
+def find(rows, **wanted):
+    return [row["value"] for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def test_rows_cover_all_pairs_sizes_layers_and_metrics(rows):
+    assert len(rows) == 2 * (3 + 1) * 2 * 5  # evaluation corpora, fits and id, layers, metrics
+    cells = {
+        tuple(row[key] for key in ("map", "fit_corpus", "eval_corpus", "n_fit", "layer", "metric")) for row in rows
+    }
+    assert len(cells) == len(rows)
+    assert {row["target"] for row in rows} == {4}
+    assert {(row["map"], row["fit_corpus"], row["n_fit"]) for row in rows} == {
+        ("id", None, 0),
+        ("mat", "a", 70),
+        ("mat", "a", 100),
+        ("mat", "b", 100),
+    }
+
+
+def test_a_map_is_perfect_at_home_and_not_abroad(rows):
+    for corpus, other in (("a", "b"), ("b", "a")):
+        at_home = {"fit_corpus": corpus, "eval_corpus": corpus, "n_fit": 100}
+        abroad = {"fit_corpus": other, "eval_corpus": corpus, "n_fit": 100}
+        assert find(rows, **at_home, metric="precision@1") == [1, 1]
+        assert np.allclose(find(rows, **at_home, metric="r2"), 1, atol=1e-4)
+        assert max(find(rows, **abroad, metric="precision@1")) < 0.5
+        assert max(find(rows, **abroad, metric="r2")) < 0.5
+        assert min(find(rows, **abroad, metric="surprisal")) > max(find(rows, **at_home, metric="surprisal")) + 1
+
+
+def test_figures_are_those_of_a_plain_computation(gpt2, rows):
+    streams = world(1, 200)
+    (fit,) = cross_corpus.fit_sizes("a", world(0), [70])
+    for layer in (0, 2):
+        where = {"eval_corpus": "b", "layer": layer}
+        for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fit.maps[layer](streams[layer])))):
+            n = {"map": name, "n_fit": 70 if name == "mat" else 0}
+            top, full = logits(gpt2, stand_in).argmax(-1), logits(gpt2, streams[4]).argmax(-1)
+            assert find(rows, **where, **n, metric="precision@1") == [pytest.approx(float((top == full).mean()))]
+            assert find(rows, **where, **n, metric="r2") == [pytest.approx(r2_score(streams[4], stand_in), rel=1e-4)]
+
+
+def test_sizes():
+    assert cross_corpus.check_sizes([], 900) == [250, 500, 900]
+    assert cross_corpus.check_sizes([], 100) == [100]
+    assert cross_corpus.check_sizes([500, 20, 20], 500) == [20, 500]
+    for wrong in (0, 501):
+        with pytest.raises(ValueError, match=f"sizes has {wrong}; expected 1 to 500"):
+            cross_corpus.check_sizes([wrong], 500)
+
+
+def test_means_over_layers(rows):
+    means = cross_corpus.over_layers(rows)
+    assert len(means) * 2 == len(rows)
+    chosen = {"map": "mat", "fit_corpus": "b", "eval_corpus": "a", "n_fit": 100, "metric": "precision@5"}
+    assert find(means, **chosen) == [pytest.approx(np.mean(find(rows, **chosen)))]
+
+
+def test_pairs_show_the_largest_fits_and_id(rows, tmp_path, monkeypatch):
+    shown = []
+    real = cross_corpus.heat_map
+
+    def heat_map(panel, grid, down, across):
+        down, across = list(down), list(across)
+        shown.append((grid, down, across))
+        return real(panel, grid, down, across)
+
+    monkeypatch.setattr(cross_corpus, "heat_map", heat_map)
+    results = json.loads(json.dumps({"rows": rows}))
+    cross_corpus.plot_pairs(results, tmp_path / "pairs.png", title="t")
+    means = cross_corpus.over_layers(rows)
+    for (grid, down, across), metric in zip(shown, ("precision@1", "precision@10", "r2"), strict=True):
+        assert (down, across) == (["a", "b", "id"], ["a", "b"])
+        for i, a in enumerate(["a", "b", None]):
+            for j, b in enumerate(["a", "b"]):
+                n = 100 if a else 0
+                assert [grid[i, j]] == find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)
+    assert (tmp_path / "pairs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_learning_curve_draws_every_fit(rows, tmp_path, monkeypatch):
+    curves = []
+    monkeypatch.setattr(
+        cross_corpus, "line", lambda panel, x, rows, label, shade: curves.append((label, x, [r["value"] for r in rows]))
+    )
+    monkeypatch.setattr(cross_corpus, "legend", lambda figure, panel: None)
+    cross_corpus.plot_learning_curve({"rows": rows}, tmp_path / "curve.png", title="t")
+    means = cross_corpus.over_layers(rows)
+    expected = [
+        (f"fitted on {a}", sizes, [find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)[0] for n in sizes])
+        for b in ("a", "b")
+        for metric in ("precision@1", "surprisal", "r2")
+        for a, sizes in (("a", [70, 100]), ("b", [100]))
+    ]
+    assert curves == expected
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def few(split, start, count):
+    """Some sentences of a split."""
+    lengths, begin = split.lengths[start : start + count], split.starts[start]
+    return Split(split.tokens[begin : begin + lengths.sum()], lengths, split.positions[start : start + count])
+
+
+def experiment(*arguments):
+    root = pathlib.Path(__file__).parents[1]
+    command = [sys.executable, "-m", "experiments.cross_corpus", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
+    for k, name in enumerate(("one", "two")):
+        examples = Examples(few(gpt2_examples.fit, 100 * k, 100), few(gpt2_examples.eval, 30 * k, 30))
+        save_examples(tmp_path / f"{name}.npz", examples)
+    corpora = [f"{tmp_path}/one.npz", f"{tmp_path}/two.npz"]
+    common = ["--model=tests/data/reference/gpt2", f"--out={tmp_path}/out", "--layers=1,3"]
+    done = experiment(*common, f"--corpora={','.join(corpora)}", "--sizes=50,100")
+    assert done.returncode == 0, done.stderr
+    assert "50 examples of" in done.stderr  # fewer than dimensions
+    rows = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))["rows"]
+    assert len(rows) == 2 * (2 * 2 + 1) * 2 * 5
+    assert {row["layer"] for row in rows} == {1, 3}
+    for a in corpora:
+        for b in corpora:
+            assert min(find(rows, fit_corpus=a, eval_corpus=b, n_fit=100, layer=3, metric="precision@1")) > 0.5
+    assert {"pairs.png", "learning_curve.png"} <= set(os.listdir(tmp_path / "out"))
+    wrong = experiment(*common, f"--corpora={corpora[0]},{corpora[0]}")
+    assert wrong.returncode == 1
+    assert "names a corpus twice" in wrong.stderr

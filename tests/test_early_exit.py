@@ -1,0 +1,98 @@
+"""The exit rule on cases worked out by hand, and properties of what is built on it."""
+
+import numpy as np
+import pytest
+
+from jmat.early_exit import (
+    LAMBDAS,
+    Outcome,
+    calibrate,
+    exit_layers,
+    fixed_exit,
+    layers_at,
+    layers_saved,
+    outcome,
+    paper_thresholds,
+    patience,
+)
+from jmat.flops import block_flops, exit_flops, head_flops, map_flops
+
+
+def test_threshold_formula():
+    [[value]] = paper_thresholds([0.5], np.array([3]), 20.0)
+    assert value == pytest.approx(0.9 * 0.5 + 0.1 * np.exp(-4 * 3 / 20))
+
+
+def test_exits_at_the_first_layer_strictly_above():
+    confidence = np.array([[0.9, 0.2, 0.5, 0.8], [0.9, 0.1, 0.1, 0.1]])
+    thresholds = np.array([[0.5, 0.5], [0.2, 0.2], [-1.0, -1.0], [2.0, 2.0]])
+    # Layer 0 never exits, however sure; 0.5 > 0.5 is false.
+    assert exit_layers(confidence, thresholds).tolist() == [[3, 4], [2, 4], [1, 1], [4, 4]]
+
+
+def test_check_every_looks_at_multiples_only():
+    confidence = np.array([[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]])
+    assert exit_layers(confidence, np.array([[0.5]]), check_every=2).tolist() == [[4]]
+
+
+def test_ends_of_the_grid():
+    confidence = np.random.default_rng(0).uniform(size=(50, 6))
+    exits = exit_layers(confidence, paper_thresholds(LAMBDAS, np.arange(50), 25.5))
+    assert (exits[0] == 1).all()
+    assert (exits[-1] == 6).all()
+
+
+def test_outcome_and_fixed_exit_look_up_the_layer():
+    hits = np.array([[0.0, 0, 1], [0, 1, 1]])
+    assert outcome(np.array([[0, 1], [2, 2]]), hits).hits.tolist() == [[0, 1], [1, 1]]
+    assert fixed_exit(hits).hits.mean(1).tolist() == [0, 0.5, 1]
+
+
+def test_patience_counts_agreeing_layers():
+    assert patience(np.array([[7, 7, 7, 3, 3, 4]])).tolist() == [[0, 1, 2, 0, 1, 0]]
+
+
+def test_layers_at_interpolates():
+    # Mean blocks 2, 4, 6 with precision 0.5, 0.75, 1: 0.9 is reached at 4 + 2 * 0.6.
+    result = Outcome(np.array([[2] * 4, [4] * 4, [6] * 4]), np.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1.0]]))
+    assert layers_at(result, 0.9, np.ones((1, 4)))[0] == pytest.approx(5.2)
+    assert layers_at(result, 0.4, np.ones((1, 4)))[0] == pytest.approx(2)
+
+
+def test_saved_differences_are_paired():
+    rng = np.random.default_rng(0)
+    hits = (rng.uniform(size=(300, 5)) < np.linspace(0.4, 1, 5)).astype(float)
+    same = fixed_exit(hits)
+    saved = layers_saved({"a": same, "b": same}, 4, 0.9, samples=50)
+    assert saved["a - b"] == (0, 0, 0)
+    value, low, high = saved["a"]
+    assert low < value < high
+
+
+def test_calibration_holds_and_is_monotone():
+    rng = np.random.default_rng(1)
+    n, grid = 400, np.linspace(0, 1, 11)
+    correct = rng.uniform(size=n)
+    hits = (correct < 0.6 + 0.4 * grid[:, None]).astype(float)
+    result = Outcome(np.ones_like(hits, dtype=int), hits)
+    loose = calibrate(result, list(grid), delta=0.3, epsilon=0.05)
+    tight = calibrate(result, list(grid), delta=0.1, epsilon=0.05)
+    assert loose is not None
+    assert tight is not None
+    assert loose < tight
+    k = list(grid).index(tight)
+    assert np.exp(-2 * n * (0.1 - (1 - hits[k].mean())) ** 2) <= 0.05
+    assert calibrate(result, list(grid), delta=0.001, epsilon=0.05) is None
+
+
+def test_flops_count_checks_and_heads(gpt2):
+    config = gpt2.config
+    tokens = np.array([5])
+    block = block_flops(config, 5, 3.0)
+    head, jump = head_flops(config), map_flops(config)
+    exits = np.array([[1], [config.layers]])
+    [[early], [late]] = exit_flops(config, exits, tokens)
+    assert early == pytest.approx(block + head + jump)
+    assert late == pytest.approx(config.layers * block + (config.layers - 1) * (head + jump) + head)
+    [[cheap]] = exit_flops(config, np.array([[2]]), tokens, check_every=2, words=10)
+    assert cheap == pytest.approx(2 * block + jump + head_flops(config, 10) + head)

@@ -1,0 +1,55 @@
+"""The pass that truly stops says what the curves say."""
+
+import numpy as np
+
+import jmat
+from jmat.capture import capture, stream_sites
+from jmat.early_exit import exit_layers
+from jmat.exit_report import padded, top_words
+from jmat.exiting import ExitRule, run_until_sure, short_list
+from jmat.forward import logits
+from jmat.jumps import evaluate, fit_jumps
+from jmat.maps import Identity
+from jmat.metrics import confidences
+
+
+def test_exits_and_predictions_equal_the_one_pass_reading(gpt2, gpt2_examples):
+    L, split = gpt2.config.layers, gpt2_examples.eval
+    sites = stream_sites(L)
+    fit, held_out = capture(gpt2, gpt2_examples.fit, sites), capture(gpt2, split, sites)
+    jumps, _ = fit_jumps([fit[site] for site in sites], targets="final")
+    maps = {i: jumps[i, L] for i in range(L)} | {L: Identity()}
+    shortcuts = {("mat", i): (maps[i], held_out[site]) for i, site in enumerate(sites)}
+    values = evaluate(gpt2, held_out[sites[L]], shortcuts)
+    gap = np.stack([values["mat", i]["gap"] for i in range(L)], axis=1)
+    top_1 = np.stack([values["mat", i]["top_1"] for i in range(L + 1)], axis=1)
+    count = 37
+    thresholds = np.full(count, 0.2)
+    want = exit_layers(gap[:count], thresholds[None])[0]
+    tokens, lengths, positions = padded(split, count, causal=True)
+    rule = ExitRule({i: maps[i] for i in range(1, L)}, gpt2)
+    layers, predicted = run_until_sure(gpt2, tokens, lengths, positions, thresholds, rule)
+    assert len(set(want)) > 1
+    assert layers.tolist() == want.tolist()
+    assert predicted.tolist() == top_1[np.arange(count), want].tolist()
+
+
+def test_short_list_reads_the_same_words(gpt2, gpt2_examples):
+    sites = stream_sites(gpt2.config.layers)
+    final = capture(gpt2, gpt2_examples.eval, sites[-1:])[sites[-1]]
+    words = top_words(gpt2, final, 30)
+    assert len(words) == 30
+    whole, short = np.asarray(logits(gpt2, final)), np.asarray(logits(short_list(gpt2, words), final))
+    np.testing.assert_allclose(short, whole[:, words], atol=1e-4)
+    np.testing.assert_allclose(confidences(short)["gap"], confidences(whole[:, words])["gap"], atol=1e-5)
+
+
+def test_bert_leaves_early_too(bert, bert_examples):
+    L = bert.config.layers
+    tokens, lengths, positions = padded(bert_examples.eval, 8, causal=False)
+    rule = ExitRule({i: Identity() for i in range(1, L)}, bert)
+    layers, predicted = run_until_sure(bert, tokens, lengths, positions, np.full(8, -1.0), rule)
+    assert layers.tolist() == [1] * 8
+    mask = np.arange(tokens.shape[1]) < lengths[:, None]
+    _, acts = jmat.run(bert, tokens, keep=("block.0",), stop=1, mask=mask, read_at=positions)
+    assert predicted.tolist() == np.asarray(logits(bert, acts["block.0"]).argmax(-1)).tolist()

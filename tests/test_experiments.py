@@ -1,0 +1,178 @@
+"""The scripts as users run them: figures equal the reference, mistakes end in one sentence and exit code 1."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jmat.maps import load_maps
+from tests.test_reference import REFERENCE, check
+
+ROOT = pathlib.Path(__file__).parent.parent
+SCRIPTS = ("layer_jump", "r2", "submodule_ablation", "early_exit", "peek", "cross_corpus", "verify", "pretrain")
+
+
+def run(script, *flags, code=0):
+    """Runs a script; returns what it printed on standard output and error."""
+    environment = {**os.environ, "XLA_FLAGS": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{script}", *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def on(family, out, **flags):
+    folder = REFERENCE / family
+    given = {"model": folder, "examples": folder / "examples.npz", "out": out, **flags}
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def rows_of(out):
+    return json.loads((out / "results.json").read_text())["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_layer_jump(tmp_path, family):
+    printed, _ = run("layer_jump", *on(family, tmp_path))
+    figures = json.loads((REFERENCE / family / "figures.json").read_text())["rows"]
+    check(rows_of(tmp_path), [r for r in figures if r["map"] in ("mat", "id") and "layer" in r and r["metric"] != "r2"])
+    assert (tmp_path / "layer_jump.png").read_bytes().startswith(b"\x89PNG")
+    maps, info = load_maps(tmp_path)
+    assert info.n == 1500
+    reference = load_file(REFERENCE / family / "maps.safetensors")
+    for name in (name for name in reference if name.startswith("mat.")):
+        np.testing.assert_allclose(maps[name].weights, reference[name], atol=1e-3 * np.abs(reference[name]).max())
+    assert "precision@1" in printed
+    assert str(tmp_path) in printed
+
+
+@pytest.mark.slow
+def test_submodule_ablation_and_subsets(tmp_path):
+    run("submodule_ablation", *on("gpt2", tmp_path, maps="mat_attn,mat_ffn", layers="1,3"))
+    rows = [row for row in rows_of(tmp_path) if row["map"] in ("mat_attn", "mat_ffn")]
+    assert {(row["map"], row["layer"]) for row in rows} == {(m, i) for m in ("mat_attn", "mat_ffn") for i in (1, 3)}
+    figures = json.loads((REFERENCE / "gpt2" / "figures.json").read_text())["rows"]
+    check(rows, [row for row in figures if row["map"] in ("mat_attn", "mat_ffn") and row["layer"] in (1, 3)])
+    assert {row["metric"] for row in rows} >= {"recall@5", "kl", "perplexity"}
+
+
+@pytest.mark.slow
+def test_early_exit_reports_cost_and_calibration(tmp_path):
+    printed, _ = run("early_exit", *on("gpt2", tmp_path, timing_examples=4))
+    rows = rows_of(tmp_path)
+    figures = json.loads((REFERENCE / "gpt2" / "figures.json").read_text())["rows"]
+    check(rows, [row for row in figures if "lambda" in row])
+    metrics = {row["metric"] for row in rows}
+    assert metrics >= {"flops", "flops_ratio", "layers_saved@0.95", "layers_saved@0.90", "time_ratio", "disagreement"}
+    assert {row["confidence"] for row in rows if "confidence" in row} == {
+        "gap",
+        "max_probability",
+        "entropy",
+        "patience",
+        "gap_cheap",
+        "fixed",
+    }
+    assert "wall clock, batch 1, cheap check" in printed
+
+
+def edited(tmp_path, family, *, tensors=None, config=None):
+    """A copy of a checkpoint with some tensors or config fields changed."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in (REFERENCE / family).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    if tensors is not None:
+        save_file(tensors(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    if config is not None:
+        fields = json.loads((folder / "config.json").read_text()) | config
+        (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def mistakes(tmp_path):
+    """Name → (flags, what the sentence says)."""
+    examples = dict(np.load(REFERENCE / "gpt2" / "examples.npz"))
+    base = on("gpt2", tmp_path / "out")
+
+    def npz(**changed):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
+        np.savez(path, **{**examples, **changed})
+        return f"--examples={path}"
+
+    empty, binary, foreign = tmp_path / "empty.txt", tmp_path / "latin.txt", tmp_path / "foreign"
+    empty.write_text("\n\n")
+    binary.write_bytes(b"caf\xe9\n")
+    foreign.mkdir()
+    (foreign / "run.json").write_text(json.dumps({"experiment": "r2", "config": {}}))
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes((REFERENCE / "gpt2" / "examples.npz").read_bytes()[:5000])
+    tokens, lengths = examples["fit_tokens"].copy(), examples["fit_lengths"]
+    tokens[7] = 768
+    return {
+        "no such model": ([*base, "--model=./nowhere"], "there is no folder ./nowhere"),
+        "no such hub model": ([*base, "--model=nobody/nothing"], "no model 'nobody/nothing'"),
+        "no such examples": ([*base, f"--examples={tmp_path}/none.npz"], "there is no examples file"),
+        "truncated examples": ([*base, f"--examples={cut}"], "not a readable .npz"),
+        "token out of range": ([*base, npz(fit_tokens=tokens)], "token id 768"),
+        "lengths do not add up": ([*base, npz(fit_lengths=lengths + 1)], "add up"),
+        "position outside": ([*base, npz(fit_positions=lengths)], "position"),
+        "empty corpus": ([*base, "--examples=", f"--corpus={empty}"], "empty"),
+        "not UTF-8": ([*base, "--examples=", f"--corpus={binary}"], "UTF-8"),
+        "unknown corpus": ([*base, "--examples=", "--corpus=nowhere"], "nowhere"),
+        "another run's folder": ([*base, f"--out={foreign}"], "belongs to another run"),
+        "positional argument": ([*base, "stray"], "stray"),
+        "unknown flag": ([*base, "--protocoll=din2023"], "protocoll"),
+        "bad flag value": ([*base, "--num_fit=-3"], "num_fit"),
+    }
+
+
+@pytest.mark.parametrize("case", range(14))
+def test_mistakes(tmp_path, case):
+    name, (flags, says) = list(mistakes(tmp_path).items())[case]
+    _, stderr = run("layer_jump", *flags, code=1)
+    assert "Traceback" not in stderr, name
+    assert says in stderr, name
+
+
+def test_damaged_checkpoints(tmp_path):
+    def poison(tensors):
+        tensors["transformer.h.1.mlp.c_fc.weight"][3, 3] = np.nan
+        return tensors
+
+    model = edited(tmp_path, "gpt2", tensors=poison)
+    _, stderr = run("layer_jump", *on("gpt2", tmp_path / "out", model=model), code=1)
+    assert stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "h.1.mlp.c_fc.weight" in stderr
+    assert "NaN" in stderr
+
+
+@pytest.mark.slow
+def test_few_examples_are_said_and_survived(tmp_path):
+    examples = dict(np.load(REFERENCE / "gpt2" / "examples.npz"))
+    count = 20
+    size = int(examples["fit_lengths"][:count].sum())
+    cut = {"fit_tokens": size, "fit_lengths": count, "fit_positions": count}
+    path = tmp_path / "few.npz"
+    np.savez(path, **{name: value[: cut.get(name)] for name, value in examples.items()})
+    _, stderr = run("layer_jump", *on("gpt2", tmp_path / "out", examples=path))
+    assert "rank 20 of 64: fewer examples than dimensions" in stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_says_what_and_how(script):
+    stdout, _ = run(script, "--help", code=1)  # absl's --help exits with 1
+    assert f"python -m experiments.{script}" in stdout
+    assert "?" in stdout.splitlines()[1]  # opens with the question
+    assert "--model" in stdout or script == "pretrain"

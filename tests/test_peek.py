@@ -1,0 +1,333 @@
+"""What the layers predict, named and counted; and the page, parsed as a browser would."""
+
+import html.parser
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmat import peek as peeking
+from jmat.capture import capture, stream_sites
+from jmat.checkpoint import parameters
+from jmat.forward import logits, run
+from jmat.load import load
+from jmat.maps import Identity, Linear, MapsInfo, model_hash, save_maps
+from jmat.peek_page import page, percent
+
+REFERENCE = "tests/data/reference"
+SENTENCES = ["Return a new list.", "The naïve 数 <b>&"]
+HOSTILE = [
+    "</script><script>x()</script>",
+    "<!--",
+    "-->",
+    "]]>",
+    '"',
+    "'",
+    "&amp;",
+    " the",
+    "\n",
+    "\u2028\u202e",
+    "",
+    "\\xe2",
+]
+
+
+def read(name, sentences=SENTENCES, layers=None, top=5):
+    """A `Peek` through `id` and through maps that are nearly the identity."""
+    model, tokenizer = load(f"{REFERENCE}/{name}")
+    L, D = model.config.layers, model.config.width
+    masked = not model.config.causal
+    split = peeking.all_positions(sentences, tokenizer, max_length=128, masked=masked)
+    acts = capture(model, split, stream_sites(L), mask_token=tokenizer.mask_token_id if masked else None)
+    streams = [acts[site] for site in stream_sites(L)]
+    noise = np.random.default_rng(0).normal(size=(L, D, D)).astype(np.float32) / D
+    layers = layers or range(L + 1)
+    shortcuts = {
+        "id": {layer: Identity() for layer in layers},
+        "mat": {
+            layer: Linear(np.eye(D, dtype=np.float32) + noise[layer]) if layer < L else Identity() for layer in layers
+        },
+    }
+    found = peeking.peek(model, tokenizer, sentences, split, streams, shortcuts, name=name, top=top)
+    return found, model, tokenizer, split, streams, shortcuts
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return read("gpt2")
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return read("bert", ["return a [MASK] list .", "the value"], layers=[0, 2, 3])
+
+
+@pytest.fixture
+def hostile():
+    """Nine layers of nothing but trouble."""
+    tokens = HOSTILE
+    tops = lambda shift: [[(tokens[(i + shift) % len(tokens)], 0.5), ("x", 0.25)] for i in range(len(tokens))]  # noqa: E731
+    predictions = {kind: [tops(shift + k) for k in (0, 1, 0)] for kind, shift in (("id", 0), ("mat", 3))}
+    sentence = {"text": "".join(tokens), "tokens": tokens, "shown": 0, "predictions": predictions}
+    return {"model": "<i>gpt2</i>", "task": "next", "blocks": 4, "layers": [0, 1, 4], "sentences": [sentence]}
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_causal_predictions_are_the_models_own(gpt2):
+    found, model, _, split, streams, shortcuts = gpt2
+    texts = peeking.TokenTexts(gpt2[2])
+    for row, sentence in enumerate(found["sentences"]):
+        start, length = split.starts[row], split.lengths[row]
+        full = run(model, split.tokens[None, start : start + length], keep=("logits",))[1]["logits"][0]
+        assert len(sentence["tokens"]) == length
+        for kind, maps in shortcuts.items():
+            for layer, by_position in zip(found["layers"], sentence["predictions"][kind], strict=True):
+                scores = (
+                    full if layer == 4 else logits(model, maps[layer](jnp.asarray(streams[layer][split.rows == row])))
+                )
+                p = np.asarray(jnp.exp(scores - scores.max(-1, keepdims=True)))
+                p /= p.sum(-1, keepdims=True)
+                for position, top in enumerate(by_position):
+                    best = np.argsort(-p[position], kind="stable")[:5]
+                    assert [token for token, _ in top] == [texts(token) for token in best.tolist()]
+                    np.testing.assert_allclose([q for _, q in top], p[position, best], rtol=1e-3)
+
+
+def test_masked_positions_are_masked_in_turn(bert):
+    found, model, tokenizer, split, _, _ = bert
+    texts = peeking.TokenTexts(tokenizer)
+    tokens = split.tokens[: split.lengths[0]]
+    assert found["layers"] == [0, 2, 3]
+    for position in range(len(tokens)):
+        masked = np.where(np.arange(len(tokens)) == position, tokenizer.mask_token_id, tokens).astype(np.int32)
+        scores = run(model, masked[None], keep=("logits",))[1]["logits"][0, position]
+        for kind in ("id", "mat"):
+            assert found["sentences"][0]["predictions"][kind][-1][position][0][0] == texts(int(scores.argmax()))
+
+
+def test_sentences_must_have_tokens_that_fit(gpt2):
+    tokenizer = gpt2[2]
+    for sentences, message in (
+        ([""], "no tokens"),
+        (["a", "b " * 200], r"2\d\d tokens; expected 1 to 128"),
+        ([], "no sentence"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            peeking.all_positions(sentences, tokenizer, max_length=128, masked=False)
+    with pytest.raises(ValueError, match="top=0: expected 1 to 768"):
+        peeking.top_predictions(gpt2[1], Identity(), gpt2[4][0], 0)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_byte_level_tokens_are_named_by_their_bytes(gpt2):
+    _, _, tokenizer, *_ = gpt2
+    texts = peeking.TokenTexts(tokenizer)
+    text = "Return the value of x[0].\n\tNaïve — 数学"
+    names = [texts(token) for token in tokenizer(text)["input_ids"]]
+    raw = b"".join(name.encode().decode("unicode_escape").encode("latin-1") for name in names)
+    assert raw.decode() == text
+    assert " the" in names
+    assert "\\xe6" in names
+    assert texts(tokenizer.eos_token_id) == "<|endoftext|>"
+    assert texts(100_000) == "[token 100000]"
+
+
+def test_every_byte_has_one_letter(gpt2):
+    letters = peeking._byte_letters()
+    assert sorted(letters.values()) == list(range(256))
+    assert set(letters) <= set(gpt2[2].get_vocab())
+
+
+def test_wordpiece_tokens_are_named_as_they_are(bert):
+    tokens = bert[0]["sentences"][0]["tokens"]
+    assert [tokens[0], tokens[-1]] == ["[CLS]", "[SEP]"]
+    assert "[MASK]" in tokens
+    assert any(token.startswith("##") for token in bert[0]["sentences"][1]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("token", "seen"),
+    [
+        (" the", "·the"),
+        ("\n\n", "⏎⏎"),
+        ("\t", "⇥"),
+        ("", "(empty)"),
+        ("a\x00\u202e\xa0", "a\\x00\\u202e\\xa0"),
+        ("数", "数"),
+    ],
+)
+def test_visible(token, seen):
+    assert peeking.visible(token) == seen
+
+
+# --- results and the terminal -----------------------------------------------------------------------------------------
+
+
+def test_rows_hold_every_cell(gpt2):
+    found = gpt2[0]
+    rows = peeking.peek_rows(found)
+    assert len(rows) == sum(len(s["tokens"]) for s in found["sentences"]) * 2 * 5
+    for row in rows:
+        top = found["sentences"][row["sentence"]]["predictions"][row["map"]][row["layer"]][row["position"]]
+        assert [(row[f"top_{k}"], row[f"probability_{k}"]) for k in range(1, 6)] == top
+        assert (row["value"] == 1) == (row["top_1"] == row["full"])
+        assert row["value"] == 1 or row["layer"] < row["target"] == 4
+        assert all(isinstance(value, str | int | float) for value in row.values())
+
+
+def test_terminal_shows_the_last_word_or_the_mask_layers_up(gpt2, bert):
+    assert [s["shown"] for s in gpt2[0]["sentences"]] == [len(s["tokens"]) - 1 for s in gpt2[0]["sentences"]]
+    first, second = bert[0]["sentences"]
+    assert first["tokens"][first["shown"]] == "[MASK]"
+    assert second["shown"] == len(second["tokens"]) - 2  # before [SEP]
+    text = peeking.format_peek(bert[0], 0)
+    assert f"position {first['shown']}, with '[MASK]' masked" in text
+    layers = [line.split()[0] for line in text.splitlines() if line.split() and line.split()[0].isdigit()]
+    assert layers == ["3", "2", "0"]
+    for kind in ("id", "mat"):
+        for k, line in zip((2, 1, 0), [line for line in text.splitlines() if line.strip()[:1].isdigit()], strict=True):
+            for token, _ in first["predictions"][kind][k][first["shown"]]:
+                assert peeking.visible(token) in line.split()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """Reads tables back from a page; refuses tags that do not match."""
+
+    VOID = frozenset({"meta", "input", "br"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.tables, self.script, self.attributes = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        assert len(given) == len(attrs), f"an attribute twice: {tag} {attrs}"
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append((given, []))
+        elif tag == "tr":
+            self.tables[-1][1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][1][-1].append({"tag": tag, "text": "", **given})
+        elif tag == "script":
+            self.script.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" in self.open:
+            self.script[-1] += data
+        elif "th" in self.open or "td" in self.open:
+            self.tables[-1][1][-1][-1]["text"] += data
+
+
+@pytest.mark.parametrize("which", ["gpt2", "bert", "hostile"])
+def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
+    found = request.getfixturevalue(which)
+    found = found if which == "hostile" else found[0]
+    found = json.loads(json.dumps(found))  # drawn again from peek.json
+    read_back = Page(page(found))
+    assert len(read_back.tables) == 2 * len(found["sentences"])
+    for about, (head, *body) in read_back.tables:
+        sentence = found["sentences"][int(about["data-sentence"])]
+        by_layer = sentence["predictions"][about["data-map"]]
+        assert [cell["text"] for cell in head[1:]] == [peeking.visible(token) for token in sentence["tokens"]]
+        assert [int("".join(filter(str.isdigit, row[0]["text"]))) for row in body] == found["layers"][::-1]
+        for row, tops in zip(body, reversed(by_layer), strict=True):
+            for cell, top, full in zip(row[1:], tops, by_layer[-1], strict=True):
+                assert cell["text"] == peeking.visible(top[0][0])
+                assert ("same" in cell.get("class", "")) == (top[0][0] == full[0][0])
+                assert cell["style"] == f"--p:{np.sqrt(top[0][1]):.3f}"
+                assert cell["aria-label"].startswith(f"{cell['text']}, {percent(top[0][1])}")
+    data = json.loads(read_back.script[0])
+    for shown, sentence in zip(data["sentences"], found["sentences"], strict=True):
+        for kind, by_layer in sentence["predictions"].items():
+            named = [[[[peeking.visible(t), p] for t, p in top] for top in tops] for tops in by_layer]
+            assert shown["predictions"][kind] == named
+
+
+def test_no_token_breaks_out_and_nothing_is_loaded(hostile):
+    text = page(hostile)
+    read_back = Page(text)
+    assert len(read_back.script) == 2
+    assert "x()" not in read_back.script[1]
+    assert json.loads(read_back.script[0])["sentences"][0]["tokens"] == [peeking.visible(token) for token in HOSTILE]
+    assert not {"link", "img", "iframe", "b2", "object"} & set(read_back.tags)
+    assert not {"src", "href", "onclick", "srcset"} & {name for name, _ in read_back.attributes}
+    assert not any(part in text for part in ("http:", "https:", "url(", "@import"))
+    assert "&lt;i&gt;gpt2&lt;/i&gt;" in text
+
+
+def test_tables_are_grids_that_the_keyboard_can_enter(gpt2):
+    for about, (head, *body) in Page(page(gpt2[0])).tables:
+        assert about["role"] == "grid"
+        assert {cell["scope"] for cell in head} == {"col"}
+        assert {row[0]["scope"] for row in body} == {"row"}
+        cells = [cell for row in body for cell in row[1:]]
+        assert {cell["role"] for cell in cells} == {"gridcell"}
+        assert [cell["tabindex"] for cell in cells].count("0") == 1
+        assert cells[0]["tabindex"] == "0"
+
+
+@pytest.mark.parametrize(("p", "text"), [(1, "100 %"), (0.123, "12 %"), (0.0123, "1.2 %"), (1e-9, "< 0.1 %")])
+def test_percent(p, text):
+    assert percent(p) == text
+
+
+# --- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def experiment(*arguments):
+    root = pathlib.Path(__file__).parents[1]
+    command = [sys.executable, "-m", "experiments.peek", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_experiment_with_saved_maps(gpt2, tmp_path):
+    _, model, _, split, _, shortcuts = gpt2
+    info = MapsInfo("gpt2", model_hash(parameters(model)), "din2023", "docs", 9, 0, "float32")
+    save_maps(tmp_path, {f"mat.{layer}.4": shortcuts["mat"][layer] for layer in (0, 2)}, info)
+    out = tmp_path / "out"
+    # Prepared examples, so that no corpus is read; nothing is fitted on them.
+    ids = split.tokens[: split.lengths[0]]
+    arrays = {"tokens": ids, "lengths": split.lengths[:1], "positions": np.zeros(1, np.int32)}
+    np.savez(
+        tmp_path / "few.npz", **{f"{part}_{name}": value for part in ("fit", "eval") for name, value in arrays.items()}
+    )
+    common = [f"--model={REFERENCE}/gpt2", f"--examples={tmp_path}/few.npz", f"--maps={tmp_path}", f"--out={out}"]
+    done = experiment(*common, "--layers=0,2", f"--sentences={SENTENCES[0]}", "--top=3")
+    assert done.returncode == 0, done.stderr
+    assert "peek.html" in done.stdout
+    found = json.loads((out / "peek.json").read_text("utf-8"))
+    results = json.loads((out / "results.json").read_text("utf-8"))
+    expected, whole = gpt2[0]["sentences"][0], found["sentences"][0]
+    assert found["layers"] == [0, 2, 4]
+    for kind in ("id", "mat"):
+        for k, layer in enumerate(found["layers"]):
+            tokens = [[token for token, _ in top] for top in whole["predictions"][kind][k]]
+            assert tokens == [[token for token, _ in top[:3]] for top in expected["predictions"][kind][layer]]
+    assert results["rows"] == peeking.peek_rows(found)
+    assert len(Page((out / "peek.html").read_text("utf-8")).tables) == 2
+    missing = experiment(*common, "--layers=1", "--overwrite")
+    assert missing.returncode == 1
+    assert "has no map mat.1.4" in missing.stderr

@@ -1,0 +1,118 @@
+"""The papers' own reference code gave these figures on two small checkpoints; jmat gives the same, row by row.
+
+`tests/data/reference` holds the checkpoints, their sentences and what the reference code computed (float32, CPU).
+"""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import jmat
+from jmat.capture import capture, stream_sites
+from jmat.examples import load_examples
+from jmat.exit_report import curve_rows
+from jmat.jumps import evaluate, fit_jumps, metric_rows
+from jmat.maps import Identity
+from jmat.r2 import r2_rows, resamples
+from jmat.sites import SUBMODULES
+from jmat.submodules import ABLATIONS, ablate, fit_parts, part_sites
+
+REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
+TOLERANCE = {"r2": 1e-3, "precision": 0.01, "surprisal": 0.01, "layers": 0.02}
+
+
+class Lab:
+    """One pass over the model, and everything that is computed from it."""
+
+    def __init__(self, family: str):
+        folder = REFERENCE / family
+        self.figures = json.loads((folder / "figures.json").read_text())["rows"]
+        self.maps = load_file(folder / "maps.safetensors")
+        self.examples = load_examples(folder / "examples.npz")
+        self.model, tokenizer = jmat.load(folder)
+        self.mask_token = None if self.model.config.causal else tokenizer.mask_token_id
+        self.L = self.model.config.layers
+        sites = stream_sites(self.L)
+        keep = tuple(dict.fromkeys((*sites, *part_sites(SUBMODULES, range(self.L)))))
+        self.fit, self.held_out = (
+            capture(self.model, split, keep, mask_token=self.mask_token)
+            for split in (self.examples.fit, self.examples.eval)
+        )
+        self.streams = [self.held_out[site] for site in sites]
+        self.jumps, _ = fit_jumps([self.fit[site] for site in sites])
+        self.parts = fit_parts(self.fit, blocks=range(self.L))
+        shortcuts = {("id", i): (Identity(), self.streams[i]) for i in range(self.L + 1)}
+        shortcuts |= {("mat", i): (self.jumps[i, self.L], self.streams[i]) for i in range(self.L)}
+        shortcuts |= {("mat", self.L): (Identity(), self.streams[self.L])}
+        self.values = evaluate(self.model, self.streams[self.L], shortcuts, words=np.arange(20))
+
+
+@pytest.fixture(scope="module", params=["gpt2", "bert"])
+def lab(request):
+    return Lab(request.param)
+
+
+def key(row):
+    lam = row.get("lambda")
+    target = row.get("target") if row["metric"] == "r2" else None
+    return row["map"], row.get("layer") if lam is None else None, target, lam and round(lam, 4), row["metric"]
+
+
+def check(got, want):
+    """Every wanted row is there, and within the tolerance of its metric."""
+    found = {}
+    for row in got:
+        found.setdefault(key(row), row["value"])
+    assert want
+    for row in want:
+        tolerance = TOLERANCE[row["metric"].split("@")[0]]
+        if row["metric"] == "r2":
+            tolerance *= max(1, abs(row["value"]))
+        assert math.isclose(found[key(row)], row["value"], rel_tol=0, abs_tol=tolerance), row
+
+
+def test_maps(lab):
+    ours = {f"mat.{i}.{j}": linear for (i, j), linear in lab.jumps.items()}
+    ours |= {f"{part}.{i}": linear for (part, i), linear in lab.parts.items()}
+    for name, reference in lab.maps.items():
+        error = np.linalg.norm(ours[name].weights - reference) / np.linalg.norm(reference)
+        assert error < 1e-3, name
+
+
+def test_jumps(lab):
+    want = [r for r in lab.figures if "lambda" not in r and r["metric"] != "r2" and r["map"] in ("mat", "id")]
+    check(metric_rows(lab.values, lab.L), want)
+
+
+def test_r2(lab):
+    rows = r2_rows(lab.streams, lab.jumps, resamples(lab.examples.eval.positions, samples=2))
+    check(rows, [row for row in lab.figures if row["metric"] == "r2"])
+
+
+def test_early_exit(lab):
+    positions = lab.examples.eval.positions
+    cheap = {"check_every": 2, "words": 20}
+    rows, _ = curve_rows(lab.model.config, lab.values, positions, "din2023", cheap)
+    check(rows, [row for row in lab.figures if "lambda" in row])
+
+
+def test_submodules(lab):
+    want = [row for row in lab.figures if row["map"] in ABLATIONS]
+    if lab.model.config.causal:
+        assert want
+    plans = {
+        name: {i: {(p, b): m for (p, b), m in lab.parts.items() if p in parts and b >= i} for i in range(lab.L + 1)}
+        for name, parts in ABLATIONS.items()
+    }
+    finals = ablate(lab.model, lab.examples.eval, plans, mask_token=lab.mask_token)
+    values = evaluate(lab.model, lab.streams[lab.L], {at: (Identity(), final) for at, final in finals.items()})
+    rows = metric_rows(values, lab.L)
+    if want:
+        check(rows, want)
+    else:  # no reference for post-norm; replacing nothing must change nothing
+        same = [row["value"] for row in rows if row["layer"] == lab.L and row["metric"] == "precision@1"]
+        assert same == [1.0] * len(ABLATIONS)
