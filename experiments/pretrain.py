@@ -1,10 +1,15 @@
-"""How good a language model can a small CPU train on the text that every jmat installation holds?
+r"""How good a language model can a small CPU train on the text that every jmat installation holds?
 
 Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that
 transformers and `jmat.load` read. The two bundled models were made by:
 
-    python -m experiments.pretrain --arch=gpt2 --out=runs/gpt2-docs
-    python -m experiments.pretrain --arch=bert --out=runs/bert-docs
+    python -m experiments.pretrain --arch=gpt2 --layers=8 --width=192 --heads=6 --batch_size=16 --learning_rate=1.5e-3 \
+        --warmup_steps=100 --epochs=3 --out=runs/gpt2-docs
+    python -m experiments.pretrain --arch=bert --layers=6 --width=128 --heads=4 --batch_size=24 --learning_rate=1.5e-3 \
+        --warmup_steps=300 --epochs=8 --out=runs/bert-docs
+
+The first takes about 20 minutes on two idle cores and ends at a held-out loss of 3.98 nats a token; the second half an
+hour.
 
 A run that is killed goes on from its last checkpoint when started again with the same flags, and ends with the same
 model, bit for bit.
@@ -29,7 +34,7 @@ from jmat.results import claim_output_folder, read_results, write_results
 
 # What decides the result, and so must be the same when a run is resumed.
 _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
-    "arch": flags.DEFINE_enum("arch", "gpt2", ["gpt2", "bert"], "Architecture: predicts next (gpt2) or masked (bert) tokens."),
+    "arch": flags.DEFINE_enum("arch", "gpt2", ["gpt2", "bert"], "Predicts next (gpt2) or masked (bert) tokens."),
     "corpus": flags.DEFINE_string("corpus", "docs", "`docs`, or a text file with one sentence or paragraph a line."),
     "vocab_size": flags.DEFINE_integer("vocab_size", 4096, "Vocabulary, special tokens included.", lower_bound=1),
     "layers": flags.DEFINE_integer("layers", 8, "Blocks.", lower_bound=1),

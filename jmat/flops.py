@@ -22,12 +22,12 @@ def block_flops(config: ModelConfig, tokens: Any, context: Any) -> Any:
 def head_flops(config: ModelConfig, words: int | None = None) -> float:
     """One evaluation of the head at one position, over the whole vocabulary or a short list of words."""
     transform = 2 * config.width**2 if config.family in ("bert", "roberta", "distilbert") else 0
-    return transform + 2 * config.width * (config.vocab_size if words is None else words)
+    return float(transform + 2 * config.width * (config.vocab_size if words is None else words))
 
 
 def map_flops(config: ModelConfig) -> float:
     """One D × D map at one position."""
-    return 2 * config.width**2
+    return float(2 * config.width**2)
 
 
 def exit_flops(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 
 class Batch(NamedTuple):
@@ -60,24 +60,13 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
     random = np.random.default_rng(list(seed))
     order = random.permutation(len(pairs))
     sizes = np.minimum([len(pairs[i][0]) for i in order], length)
-    order = order[np.argsort(-sizes, kind="stable")]
-    room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left
-    rows: list[list[int]] = []
-    for i in order.tolist():
-        size = min(len(pairs[i][0]), length)
-        best = next((r for r in range(size, length) if room[r]), None)
-        if best is None:
-            rows.append([])
-            row, best = len(rows) - 1, length
-        else:
-            row = room[best].pop()
-        rows[row].append(i)
-        room[best - size].append(row)
+    longest_first = np.argsort(-sizes, kind="stable")
+    rows = [order[longest_first[members]] for members in _best_fit(sizes[longest_first].tolist(), length)]
     batch = Batch(*np.zeros((4, len(rows), length), np.int32))
     batch.targets[:] = -1
     for row, place in zip(rows, random.permutation(len(rows)).tolist(), strict=True):
         start = 0
-        for segment, i in enumerate(row, 1):
+        for segment, i in enumerate(row.tolist(), 1):
             inputs, targets = (part[:length] for part in pairs[i])
             span = slice(start, start + len(inputs))
             batch.inputs[place, span] = inputs
@@ -86,6 +75,21 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
             batch.positions[place, span] = np.arange(len(inputs))
             start += len(inputs)
     return batch
+
+
+def _best_fit(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Which sizes share a row: each goes, in order, where it leaves the least room, or into a new row."""
+    room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left
+    rows: list[list[int]] = []
+    for i, size in enumerate(sizes):
+        best = next((r for r in range(size, length) if room[r]), length)
+        if best == length:
+            rows.append([])
+            room[length] = [len(rows) - 1]
+        row = room[best].pop()
+        rows[row].append(i)
+        room[best - size].append(row)
+    return rows
 
 
 class Masked(NamedTuple):
@@ -102,21 +106,21 @@ def mask_tokens(batch: Batch, key: Shaped[Array, ""], *, mask_id: int, vocab_siz
 
     80 % of these read `mask_id`, 10 % a random token, 10 % themselves. The key decides everything.
     """
-    batch = Batch(*map(jnp.asarray, batch))
-    B, T = batch.inputs.shape
+    inputs, candidates = jnp.asarray(batch.inputs), jnp.asarray(batch.targets)
+    B, T = inputs.shape
     P = int(share * T) + 1
     which, how, what, rounding = jax.random.split(key, 4)
-    candidate: Bool[Array, "B T"] = batch.targets >= 0
+    candidate = candidates >= 0
     score = jnp.where(candidate, jax.random.uniform(which, (B, T)), -1.0)
     _, places = jax.lax.top_k(score, P)
     expected = share * candidate.sum(-1, keepdims=True).astype(jnp.float32)
     # Rounded up or down at random: on average exactly the share, however short the row.
     count = jnp.floor(expected + jax.random.uniform(rounding, (B, 1)))
     chosen = jnp.arange(P, dtype=jnp.float32) < count
-    original = jnp.take_along_axis(batch.inputs, places, axis=1)
+    original = jnp.take_along_axis(inputs, places, axis=1)
     dice = jax.random.uniform(how, (B, P))
     noise = jax.random.randint(what, (B, P), 0, vocab_size)
     seen = jnp.where(dice < 0.8, mask_id, jnp.where(dice < 0.9, noise, original))
-    inputs = batch.inputs.at[jnp.arange(B)[:, None], places].set(jnp.where(chosen, seen, original))
-    targets = jnp.take_along_axis(batch.targets, places, axis=1)
+    inputs = inputs.at[jnp.arange(B)[:, None], places].set(jnp.where(chosen, seen, original))
+    targets = jnp.take_along_axis(candidates, places, axis=1)
     return Masked(inputs, places, jnp.where(chosen, targets, 0), chosen.astype(jnp.float32))

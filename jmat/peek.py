@@ -19,7 +19,7 @@ from numpy import ndarray
 from jmat.data import Split, tokenize
 from jmat.forward import logits
 
-Top = list[tuple[str, float]]  # the K most probable tokens, most probable first, with their probabilities
+Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
 
 _POSITIONS_AT_ONCE = 256  # bounds the memory of logits
 
@@ -127,7 +127,9 @@ def peek(
         positions = np.flatnonzero(split.rows == row)
         predictions = {kind: named(kind, positions) for kind in shortcuts}
         shown = _shown(tokens, tokenizer)
-        found.append({"text": text, "tokens": [*map(texts, tokens.tolist())], "shown": shown, "predictions": predictions})
+        found.append(
+            {"text": text, "tokens": [*map(texts, tokens.tolist())], "shown": shown, "predictions": predictions}
+        )
     task = "next" if model.config.causal else "masked"
     return {"model": name, "task": task, "blocks": model.config.layers, "layers": layers, "sentences": found}
 
@@ -163,7 +165,7 @@ class TokenTexts:
 
     def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
         """Tokens with their probabilities, to six digits."""
-        return [(self(token), float(f"{p:.6g}")) for token, p in zip(ids.tolist(), probabilities, strict=True)]
+        return [[self(token), float(f"{p:.6g}")] for token, p in zip(ids.tolist(), probabilities, strict=True)]
 
     def _name(self, token: int) -> str:
         piece = self._tokenizer.convert_ids_to_tokens(token)

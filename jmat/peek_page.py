@@ -104,7 +104,7 @@ def percent(probability: float) -> str:
 
 
 def _ticks() -> str:
-    marks = (0, 0.01, 0.1, 0.25, 0.5, 1)
+    marks = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
     return "".join(f'<span style="left:{100 * shade(p):.0f}%">{100 * p:g}</span>' for p in marks)
 
 

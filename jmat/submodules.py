@@ -201,7 +201,7 @@ def _streams(model: Any, tokens: Any, mask: Any) -> list[jax.Array]:
 
 def _batches(
     model: Any, split: Split, mask_token: int | None, tokens_per_batch: int, progress: str | None
-) -> Iterator[tuple[Batch, ndarray, ndarray]]:
+) -> Iterator[tuple[Batch, ndarray, jax.Array]]:
     """Batches with their mask and positions."""
     for batch in track(reading_batches(model.config, split, mask_token, tokens_per_batch), progress):
-        yield batch, padding_mask(batch), batch.positions
+        yield batch, padding_mask(batch), jnp.asarray(batch.positions)

@@ -59,7 +59,7 @@ def masked_lm_loss(mask_id: int) -> Loss:
 def make_optimizer(
     *, learning_rate: float, warmup_steps: int, steps: int, weight_decay: float = 0.1, clip: float = 1.0
 ) -> optax.GradientTransformation:
-    """AdamW with linear warm-up, cosine decay to 10 %, gradients clipped by their global norm; only matrices are decayed.
+    """AdamW with linear warm-up, cosine decay to 10 %, gradients clipped by global norm; only matrices are decayed.
 
     Raises ValueError where there are no more steps than warm-up steps.
     """

@@ -13,10 +13,12 @@ def one_by_one(model, split, keep, mask_token=None):
     rows = {site: [] for site in keep}
     for row, position in zip(split.rows, split.positions, strict=True):
         start = split.starts[row]
-        tokens = split.tokens[start : start + split.lengths[row]].copy()
+        tokens = np.zeros((1, model.config.num_positions), np.int32)  # one length, so one program
+        tokens[0, : split.lengths[row]] = split.tokens[start : start + split.lengths[row]]
         if mask_token is not None:
-            tokens[position] = mask_token
-        _, acts = jmat.run(model, tokens[None], keep=keep)
+            tokens[0, position] = mask_token
+        mask = np.arange(tokens.shape[1])[None] < split.lengths[row]
+        _, acts = jmat.run(model, tokens, keep=keep, mask=mask)
         for site in keep:
             rows[site].append(np.asarray(acts[site])[0, position])
     return {site: np.stack(values) for site, values in rows.items()}

@@ -38,7 +38,7 @@ def test_fits_are_least_squares_on_nested_examples(intercept):
             x = streams[layer][order[:n]].astype(np.float64)
             x = np.hstack([x, np.ones((n, 1))]) if intercept else x
             expected = np.linalg.lstsq(x, streams[4][order[:n]].astype(np.float64), rcond=None)[0]
-            np.testing.assert_allclose(linear.weights, expected[:D], atol=1e-4)
+            np.testing.assert_allclose(linear.W, expected[:D], atol=1e-4)
             if intercept:
                 np.testing.assert_allclose(linear.bias, expected[D], atol=1e-4)
 

@@ -53,7 +53,7 @@ def test_layer_jump(tmp_path, family):
     assert info.n == 1500
     reference = load_file(REFERENCE / family / "maps.safetensors")
     for name in (name for name in reference if name.startswith("mat.")):
-        np.testing.assert_allclose(maps[name].weights, reference[name], atol=1e-3 * np.abs(reference[name]).max())
+        np.testing.assert_allclose(maps[name].W, reference[name], atol=1e-3 * np.abs(reference[name]).max())
     assert "precision@1" in printed
     assert str(tmp_path) in printed
 

@@ -71,7 +71,7 @@ def bert():
 def hostile():
     """Nine layers of nothing but trouble."""
     tokens = HOSTILE
-    tops = lambda shift: [[(tokens[(i + shift) % len(tokens)], 0.5), ("x", 0.25)] for i in range(len(tokens))]  # noqa: E731
+    tops = lambda shift: [[[tokens[(i + shift) % len(tokens)], 0.5], ["x", 0.25]] for i in range(len(tokens))]  # noqa: E731
     predictions = {kind: [tops(shift + k) for k in (0, 1, 0)] for kind, shift in (("id", 0), ("mat", 3))}
     sentence = {"text": "".join(tokens), "tokens": tokens, "shown": 0, "predictions": predictions}
     return {"model": "<i>gpt2</i>", "task": "next", "blocks": 4, "layers": [0, 1, 4], "sentences": [sentence]}
@@ -178,7 +178,7 @@ def test_rows_hold_every_cell(gpt2):
     assert len(rows) == sum(len(s["tokens"]) for s in found["sentences"]) * 2 * 5
     for row in rows:
         top = found["sentences"][row["sentence"]]["predictions"][row["map"]][row["layer"]][row["position"]]
-        assert [(row[f"top_{k}"], row[f"probability_{k}"]) for k in range(1, 6)] == top
+        assert [[row[f"top_{k}"], row[f"probability_{k}"]] for k in range(1, 6)] == top
         assert (row["value"] == 1) == (row["top_1"] == row["full"])
         assert row["value"] == 1 or row["layer"] < row["target"] == 4
         assert all(isinstance(value, str | int | float) for value in row.values())
@@ -244,7 +244,7 @@ class Page(html.parser.HTMLParser):
 def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
     found = request.getfixturevalue(which)
     found = found if which == "hostile" else found[0]
-    found = json.loads(json.dumps(found))  # drawn again from peek.json
+    found = json.loads(json.dumps(found))  # as in peek.json
     read_back = Page(page(found))
     assert len(read_back.tables) == 2 * len(found["sentences"])
     for about, (head, *body) in read_back.tables:
@@ -288,7 +288,7 @@ def test_tables_are_grids_that_the_keyboard_can_enter(gpt2):
         assert cells[0]["tabindex"] == "0"
 
 
-@pytest.mark.parametrize(("p", "text"), [(1, "100 %"), (0.123, "12 %"), (0.0123, "1.2 %"), (1e-9, "< 0.1 %")])
+@pytest.mark.parametrize(("p", "text"), [(1.0, "100 %"), (0.123, "12 %"), (0.0123, "1.2 %"), (1e-9, "< 0.1 %")])
 def test_percent(p, text):
     assert percent(p) == text
 

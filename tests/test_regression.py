@@ -123,10 +123,20 @@ def test_intercept_survives_a_large_offset():
     assert lstsq(X, Y).bias is None
 
 
+def test_intercept_of_many_examples_far_from_zero():
+    # Summed in one pass, float32 means of 9,000 values near 3,000 are off by 0.1.
+    rng = np.random.default_rng(12)
+    X = (rng.standard_normal((9000, 4)) + 3000 * rng.standard_normal(4)).astype(np.float32)
+    Y = (X.astype(np.float64) @ rng.standard_normal((4, 3))).astype(np.float32)
+    solution = lstsq(X, Y, intercept=True)
+    prediction = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) + np.asarray(solution.bias)
+    np.testing.assert_allclose(prediction.mean(0), Y.astype(np.float64).mean(0), rtol=0, atol=5e-3)
+
+
 def test_constant_coordinate_carries_no_weight_beside_an_intercept():
     rng = np.random.default_rng(6)
     X = rng.standard_normal((N, D)).astype(np.float32)
-    X[:, 4] = 0.1
+    X[:, 4] = 300 + rng.choice(np.float32([0, 3e-5]), N)  # constant up to its last bit
     Y = rng.standard_normal((N, R)).astype(np.float32)
     solution = lstsq(X, Y, intercept=True)
     assert int(solution.rank) == D - 1

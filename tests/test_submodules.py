@@ -52,7 +52,7 @@ def test_refit_recovers_it_too(setting):
     again = refit_sequentially(model, examples.fit, fit, ("ffn",), 0, intercept=True)
     assert sorted(again) == sorted(maps)
     for at, linear in maps.items():
-        np.testing.assert_allclose(again[at].weights, linear.weights, atol=1e-3)
+        np.testing.assert_allclose(again[at].W, linear.W, atol=1e-3)
 
 
 def test_refit_loses_less_where_the_part_is_not_linear():

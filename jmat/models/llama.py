@@ -129,11 +129,11 @@ def _windows(
     if not slides or hf.get("sliding_window", 4096) is None:
         return ()
     window = {"sliding_attention": read.size("sliding_window", 4096), "full_attention": num_positions}
-    first = 0 if family == "mistral" else read.get("max_window_layers", 28)
+    first = 0 if family == "mistral" else read.number("max_window_layers", 28.0)
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if family != "mistral":
         kinds = read.get("layer_types", kinds)
-    if len(kinds) != layers or not set(kinds) <= set(window):
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(window):
         read.require(False, f"layer_types={kinds!r} should name {' or '.join(window)} for each of {layers} blocks")
         return ()
     windows = tuple(window[kind] for kind in kinds)
