@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from jmat import corpus, forward, mesh, ngram, packing, training
 from jmat.load import load
@@ -110,6 +110,7 @@ def _row(model: str, metric: str, value: float, n: int) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Measures, prints and writes OUT/results.json."""
     del argv
+    logging.set_verbosity(logging.WARNING)
     split = corpus.split(corpus.load_corpus(_CORPUS.value))
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)

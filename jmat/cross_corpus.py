@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 from numpy import ndarray
 
 from jmat.jumps import evaluate, metric_rows
 from jmat.maps import Identity, Linear
 from jmat.metrics import r2_score
-from jmat.plots import draw, heat_map, legend, line
+from jmat.plots import draw, key, legend, line
 from jmat.progress import track
 from jmat.regression import lstsq
 
@@ -112,7 +115,8 @@ def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Figures, from results.json alone
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours, with markers that survive a black-and-white printer.
+_LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "os^DvPX", strict=True)]
 
 
 def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
@@ -131,43 +135,58 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
         for panel, metric in zip(panels, metrics, strict=True):
             grid = np.array([[found.get((metric, a, b), np.nan) for b in across] for a in down])
-            image = heat_map(panel, grid, [_short(name) if name else "id" for name in down], map(_short, across))
+            image = pair_map(panel, grid, [_short(name) if name else "id" for name in down], [*map(_short, across)])
             panel.set(title=metric, xlabel="evaluated on")
-            panel.tick_params(axis="x", rotation=30)
-        panels[0].set_ylabel(f"fitted on {most} examples of")
-        figure.colorbar(image, ax=list(panels), label="mean over layers", shrink=0.8)
-        figure.suptitle(title, fontsize=11, fontweight="bold")
+        panels[0].set_ylabel(f"fitted on {most:,} examples of")
+        figure.colorbar(image, ax=list(panels), label="mean over layers (< 0 as 0)", shrink=0.85, pad=0.02)
 
-    side = 0.8 * len(across) + 1.4
-    draw(path, fill, size=(len(metrics) * side + 1.5, side + 1.4))
+    side = 0.75 * len(across) + 1.5
+    draw(path, fill, title=title, size=(len(metrics) * side + 1.3, side + 0.8))
+
+
+def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], across: Sequence[str]) -> AxesImage:
+    """Shares in colour and digits."""
+    panel.grid(False)
+    panel.spines[:].set_visible(False)
+    image = panel.imshow(np.clip(grid, 0, 1), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+    panel.set_xticks(range(len(across)), across, rotation=30, ha="right", rotation_mode="anchor")
+    panel.set_yticks(range(len(down)), down)
+    panel.tick_params(length=0)
+    for i, j in np.argwhere(np.isfinite(grid)):
+        shade = "black" if grid[i, j] > 0.6 else "white"
+        text = f"{grid[i, j]:.2f}".replace("-", "−") if grid[i, j] > -10 else "< −10"
+        panel.text(j, i, text, ha="center", va="center", color=shade, fontsize=8)
+    return image
 
 
 def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
     """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
     rows = over_layers(results["rows"])
     corpora = _corpora(rows)
-    metrics = ("precision@1", "surprisal", "r2")
+    metrics = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "r2, cut off at −1"}
+    looks = {name: _LOOKS[k % len(_LOOKS)] for k, name in enumerate(corpora)}
 
     def fill(figure: Figure) -> None:
         panels = figure.subplots(len(corpora), len(metrics), squeeze=False, sharex=True, sharey="col")
-        for down, evaluated in enumerate(corpora):
-            for panel, metric in zip(panels[down], metrics, strict=True):
+        for across, evaluated in zip(panels, corpora, strict=True):
+            across[0].set_ylabel(f"on {_short(evaluated)}")
+            for panel, metric in zip(across, metrics, strict=True):
                 mine = [r for r in rows if r["eval_corpus"] == evaluated and r["metric"] == metric]
-                for name, shade in zip(corpora, _COLOURS * len(corpora), strict=False):
-                    curve = sorted((r for r in mine if r["fit_corpus"] == name), key=lambda r: r["n_fit"])
-                    line(panel, [r["n_fit"] for r in curve], curve, f"fitted on {_short(name)}", shade)
+                for name, look in looks.items():
+                    curve = sorted((r for r in mine if r["fit_corpus"] == name), key=lambda row: row["n_fit"])
+                    line(panel, [r["n_fit"] for r in curve], curve, look)
                 for row in (r for r in mine if r["map"] == "id"):
-                    panel.axhline(row["value"], color="0.5", linestyle=":", label="id")
+                    panel.axhline(row["value"], color="0.5", linestyle=":")
                 panel.set_xscale("log")
-                panel.set_title(f"{metric}{', nats' if metric == 'surprisal' else ''}" if down == 0 else "")
-            panels[down, 0].set_ylabel(f"on {_short(evaluated)}")
-            if down == len(corpora) - 1:
-                for panel in panels[down]:
-                    panel.set_xlabel("examples fitted on")
-        legend(figure, panels[0, 0])
-        figure.suptitle(title, fontsize=11, fontweight="bold")
+                panel.set_ylim(bottom=max(panel.get_ylim()[0], -1))
+        for panel, label in zip(panels[0], metrics.values(), strict=True):
+            panel.set_title(label)
+        for panel in panels[-1]:
+            panel.set_xlabel("examples fitted on")
+        dotted = Line2D([], [], color="0.5", linestyle=":", label="id")
+        legend(figure, [*(key(f"fitted on {_short(name)}", look) for name, look in looks.items()), dotted])
 
-    draw(path, fill, size=(9.0, 2.2 * len(corpora) + 1.0))
+    draw(path, fill, title=title, size=(8.4, 2.1 * len(corpora) + 0.9))
 
 
 def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -124,6 +124,8 @@ def _config(path: pathlib.Path, metadata: dict[str, Any], shapes: dict[str, tupl
     if family not in _ARCHITECTURES:
         raise ValueError(f"{path} holds a {family!r} model; of GGUF files jmat reads {', '.join(_ARCHITECTURES)}.")
     own = {name.removeprefix(f"{family}."): value for name, value in metadata.items() if name.startswith(f"{family}.")}
+    # Numbers are stored in float32: 1e-5 is read as 9.999999747378752e-06.
+    own = {name: float(str(np.float32(value))) if isinstance(value, float) else value for name, value in own.items()}
     scaling = {_SCALING[name]: value for name, value in own.items() if name in _SCALING}
     # What has no name in config.json keeps its own: the config's reader refuses it.
     hf = {

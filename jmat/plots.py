@@ -80,7 +80,7 @@ def plot_by_layer(
                 mine = sorted(
                     (row for row in rows if (row["map"], row["metric"]) == (name, metric)), key=lambda row: row["layer"]
                 )
-                _line(panel, [row["layer"] for row in mine], mine, look)
+                line(panel, [row["layer"] for row in mine], mine, look)
             panel.set(title=metric, xlabel="layer")
             panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
             panel.margins(x=0.03)
@@ -88,9 +88,9 @@ def plot_by_layer(
         for left, right, panel in zip(metrics, metrics[1:], panels[1:], strict=False):
             if left.startswith(_SHARES) and right.startswith(_SHARES):
                 panel.tick_params(labelleft=False)  # the same axis as the panel before
-        _legend(figure, [_key(name, look) for name, look in looks.items()])
+        legend(figure, [key(name, look) for name, look in looks.items()])
 
-    _draw(path, fill, title=title, size=(2.3 * len(metrics) + 0.4, 2.9))
+    draw(path, fill, title=title, size=(2.3 * len(metrics) + 0.4, 2.9))
 
 
 def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "", metric: str = "r2") -> None:
@@ -117,7 +117,7 @@ def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str 
         figure.colorbar(image, ax=list(panels), label=f"{metric} (negative values shown as 0)", shrink=0.85, pad=0.02)
 
     side = float(np.clip(0.4 * L, 3.0, 5.5))
-    _draw(path, fill, title=title, size=(len(names) * side + 1.2, side + 0.7))
+    draw(path, fill, title=title, size=(len(names) * side + 1.2, side + 0.7))
 
 
 def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
@@ -145,23 +145,23 @@ def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, tit
             for confidence, (setting, style, _) in kinds.items():
                 for name, look in looks.items():
                     x, hits = _curve([row for row in rows if row["map"] == name], confidence, setting, across)
-                    _line(panel, x, hits, look, linestyle=style)
+                    line(panel, x, hits, look, linestyle=style)
             panel.set(xlabel=label, ylim=(0, 1.02))
         panels[0].set_ylabel("precision@1")
         panels[0].annotate(
             "95 %", (0, 0.95), xycoords=("axes fraction", "data"), xytext=(4, -2), textcoords="offset points",
             color="0.4", fontsize=7, va="top",
         )  # fmt: skip
-        maps = [_key(name, look) for name, look in looks.items()]
+        maps = [key(name, look) for name, look in looks.items()]
         found = {row["confidence"] for row in rows}
         styles = [
             Line2D([], [], color="0.3", linestyle=style, label=label)
             for kind, (_, style, label) in kinds.items()
             if kind in found
         ]
-        _legend(figure, [*maps, *styles])
+        legend(figure, [*maps, *styles])
 
-    _draw(path, fill, title=title, size=(8.4, 3.7))
+    draw(path, fill, title=title, size=(8.4, 3.7))
 
 
 def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> tuple[list[float | int], list[Row]]:
@@ -173,7 +173,7 @@ def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> t
     return [at[key] for key in order], [hits[key] for key in order]
 
 
-def _draw(path: str | pathlib.Path, fill: Callable[[Figure], None], *, title: str, size: tuple[float, float]) -> None:
+def draw(path: str | pathlib.Path, fill: Callable[[Figure], None], *, title: str, size: tuple[float, float]) -> None:
     """Makes a figure, lets `fill` draw in it, and writes it as PNG; no global state of matplotlib is changed."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -192,7 +192,7 @@ def _looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, tuple[st
     return {name: look for name, look in _LOOKS.items() if name in found} | spare
 
 
-def _line(
+def line(
     panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: tuple[str, str], linestyle: str = "-"
 ) -> None:
     """A line through the rows' values, in a band from `low` to `high` where they have them."""
@@ -216,11 +216,12 @@ def _scale(panel: Axes, metric: str) -> None:
         panel.set_ylabel(_UNITS[metric])
 
 
-def _key(name: str, look: tuple[str, str]) -> Line2D:
+def key(name: str, look: tuple[str, str]) -> Line2D:
+    """A line's sample for `legend`."""
     return Line2D([], [], color=look[0], marker=look[1], markeredgewidth=0, label=name)
 
 
-def _legend(figure: Figure, keys: Sequence[Line2D]) -> None:
+def legend(figure: Figure, keys: Sequence[Line2D]) -> None:
     """One legend for all panels, below them."""
     figure.legend(handles=list(keys), loc="outside lower center", ncols=len(keys), handlelength=2.2, columnspacing=1.6)
 

@@ -68,7 +68,7 @@ def _pair_that_turns(rotary: Rotary, turns: float) -> float:
 
 
 def read_rotary(
-    read: ConfigReader, head_width: int, num_positions: int, *, theta: float = 10000.0, fraction: float = 1.0
+    read: ConfigReader, head_width: int, num_positions: int, *, theta: float | None = None, fraction: float = 1.0
 ) -> Rotary:
     """Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`; notes what is not implemented, by name.
 
@@ -76,9 +76,10 @@ def read_rotary(
       read: the config.json.
       head_width: K.
       num_positions: what `original_max_position_embeddings` defaults to.
-      theta, fraction: where the file gives none; `fraction` of a head's coordinates are turned.
+      theta: where the parameters give none; by default `rope_theta`.
+      fraction: of a head's coordinates that are turned, where the parameters do not say.
     """
-    theta = read.number("rope_theta", theta)
+    theta = read.number("rope_theta", 10000.0) if theta is None else theta
     scaling = _scaling(read)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     read.require(kind in _KINDS, f"rope_type={kind!r} is not implemented (implemented: {', '.join(_KINDS)})")

@@ -114,7 +114,7 @@ def rewrite(
     path = save(model, folder) / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     path.unlink()
-    changed = {name: tensor.contiguous() for name, tensor in change(tensors).items()}
+    changed = {name: t.clone(memory_format=torch.contiguous_format) for name, t in change(tensors).items()}
     safetensors.torch.save_file(changed, path, metadata={"format": "pt"})
     rewrite_config(folder, **config)
     return folder

@@ -55,7 +55,7 @@ def test_all_misfits_are_reported_together_by_name(gpt2, tmp_path):
 
 def test_a_config_that_asks_for_another_model_is_refused(torch_model, tmp_path):
     layers = "n_layer" if torch_model.config.model_type == "gpt2" else "num_hidden_layers"
-    hf.rewrite(tmp_path, torch_model, **{layers: 3, "vocab_size": 41})
+    hf.rewrite(tmp_path, torch_model, **{layers: 5, "vocab_size": 41})
     with pytest.raises(ValueError, match=r"missing .*and \d+ more") as caught:
         load_model(tmp_path)
     assert "has shape (37, 16), expected (41, 16)" in str(caught.value)

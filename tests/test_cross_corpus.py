@@ -116,14 +116,13 @@ def test_means_over_layers(rows):
 
 def test_pairs_show_the_largest_fits_and_id(rows, tmp_path, monkeypatch):
     shown = []
-    real = cross_corpus.heat_map
+    real = cross_corpus.pair_map
 
-    def heat_map(panel, grid, down, across):
-        down, across = list(down), list(across)
+    def pair_map(panel, grid, down, across):
         shown.append((grid, down, across))
         return real(panel, grid, down, across)
 
-    monkeypatch.setattr(cross_corpus, "heat_map", heat_map)
+    monkeypatch.setattr(cross_corpus, "pair_map", pair_map)
     results = json.loads(json.dumps({"rows": rows}))
     cross_corpus.plot_pairs(results, tmp_path / "pairs.png", title="t")
     means = cross_corpus.over_layers(rows)
@@ -137,20 +136,18 @@ def test_pairs_show_the_largest_fits_and_id(rows, tmp_path, monkeypatch):
 
 
 def test_learning_curve_draws_every_fit(rows, tmp_path, monkeypatch):
-    curves = []
-    monkeypatch.setattr(
-        cross_corpus, "line", lambda panel, x, rows, label, shade: curves.append((label, x, [r["value"] for r in rows]))
-    )
-    monkeypatch.setattr(cross_corpus, "legend", lambda figure, panel: None)
-    cross_corpus.plot_learning_curve({"rows": rows}, tmp_path / "curve.png", title="t")
+    curves, labels = [], []
+    monkeypatch.setattr(cross_corpus, "line", lambda _, x, rows, look: curves.append((x, [r["value"] for r in rows])))
+    monkeypatch.setattr(cross_corpus, "legend", lambda _, keys: labels.extend(line.get_label() for line in keys))
+    cross_corpus.plot_learning_curve(json.loads(json.dumps({"rows": rows})), tmp_path / "curve.png", title="t")
     means = cross_corpus.over_layers(rows)
-    expected = [
-        (f"fitted on {a}", sizes, [find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)[0] for n in sizes])
+    assert curves == [
+        (sizes, [find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)[0] for n in sizes])
         for b in ("a", "b")
         for metric in ("precision@1", "surprisal", "r2")
         for a, sizes in (("a", [70, 100]), ("b", [100]))
     ]
-    assert curves == expected
+    assert labels == ["fitted on a", "fitted on b", "id"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,5 +1,6 @@
 """The scripts as users run them: figures equal the reference, mistakes end in one sentence and exit code 1."""
 
+import ast
 import json
 import os
 import pathlib
@@ -138,12 +139,37 @@ def mistakes(tmp_path):
     }
 
 
-@pytest.mark.parametrize("case", range(14))
-def test_mistakes(tmp_path, case):
-    name, (flags, says) = list(mistakes(tmp_path).items())[case]
-    _, stderr = run("layer_jump", *flags, code=1)
-    assert "Traceback" not in stderr, name
-    assert says in stderr, name
+# One process for all of them: importing JAX takes longer than finding a mistake.
+MANY = """
+import contextlib, io, json, sys
+from absl import app, flags
+from experiments import common, layer_jump
+
+ends = []
+for given in json.load(sys.stdin):
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].unparse()
+    sys.argv = ["layer_jump", *given]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.redirect_stdout(stderr):
+        try:
+            common.run(layer_jump.main)
+        except SystemExit as end:
+            ends.append([end.code, stderr.getvalue()])
+json.dump(ends, sys.stdout)
+"""
+
+
+def test_mistakes(tmp_path):
+    cases = mistakes(tmp_path)
+    given = json.dumps([[str(flag) for flag in flags] for flags, _ in cases.values()])
+    done = subprocess.run(
+        [sys.executable, "-c", MANY], input=given, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for (name, (_, says)), (code, stderr) in zip(cases.items(), json.loads(done.stdout), strict=True):
+        assert code == 1, (name, stderr)
+        assert "Traceback" not in stderr, name
+        assert says in stderr, (name, stderr)
 
 
 def test_damaged_checkpoints(tmp_path):
@@ -170,9 +196,14 @@ def test_few_examples_are_said_and_survived(tmp_path):
     assert "rank 20 of 64: fewer examples than dimensions" in stderr
 
 
+def test_help():
+    stdout, _ = run("layer_jump", "--help", code=1)  # absl's --help exits with 1
+    for word in ("?", "python -m experiments.layer_jump", "--model", "--corpus", "--num_fit", "--protocol", "--out"):
+        assert word in stdout, word
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_says_what_and_how(script):
-    stdout, _ = run(script, "--help", code=1)  # absl's --help exits with 1
-    assert f"python -m experiments.{script}" in stdout
-    assert "?" in stdout.splitlines()[1]  # opens with the question
-    assert "--model" in stdout or script == "pretrain"
+def test_docstrings_open_with_the_question_and_give_the_command(script):
+    docstring = ast.get_docstring(ast.parse((ROOT / "experiments" / f"{script}.py").read_text()))
+    assert "?" in docstring.split("\n\n")[0]
+    assert f"python -m experiments.{script}" in docstring

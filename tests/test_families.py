@@ -56,7 +56,7 @@ def test_padding_on_either_side_changes_nothing(model):
     rng = np.random.default_rng(0)
     tokens = rng.integers(2, 37, (1, 7), dtype=np.int32)
     alone, _ = jmat.run(model, tokens)
-    for left, right in ((4, 0), (0, 4), (3, 2)):
+    for left, right in ((4, 0), (0, 4), (3, 1)):
         pad = ((0, 0), (left, right))
         padded, _ = jmat.run(model, np.pad(tokens, pad, constant_values=1), mask=np.pad(np.ones((1, 7), bool), pad))
         np.testing.assert_allclose(padded[:, left : left + 7], alone, rtol=0, atol=2e-5)
@@ -64,14 +64,15 @@ def test_padding_on_either_side_changes_nothing(model):
 
 def test_packed_texts_are_blind_to_one_another(model):
     rng = np.random.default_rng(1)
-    lengths = (5, 1, 7)
-    texts = [rng.integers(2, 37, (1, length), dtype=np.int32) for length in lengths]
-    segments = np.repeat(np.arange(1, 4, dtype=np.int32), lengths)[None]
-    packed, _ = jmat.run(model, np.concatenate(texts, axis=1), segments=segments)
-    ends = np.cumsum(lengths)
-    for text, end in zip(texts, ends, strict=True):
+    texts = {2: rng.integers(2, 37, (1, 7), dtype=np.int32), 9: rng.integers(2, 37, (1, 1), dtype=np.int32)}
+    tokens, segments = np.ones((1, 11), np.int32), np.zeros((1, 11), np.int32)  # padding before, between and after
+    for number, (start, text) in enumerate(texts.items(), start=1):
+        where = np.s_[:, start : start + text.shape[1]]
+        tokens[where], segments[where] = text, number
+    packed, _ = jmat.run(model, tokens, segments=segments)
+    for start, text in texts.items():
         alone, _ = jmat.run(model, text)
-        np.testing.assert_allclose(packed[:, end - text.shape[1] : end], alone, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(packed[:, start : start + text.shape[1]], alone, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "opt-plain", "roberta-plain", "bloom-plain"])
@@ -176,14 +177,9 @@ def test_residual_identities():
     """`jmat.sites` states them; here they are held against each family's values."""
     wiring = {
         "llama-plain": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
-        "gpt_neo-plain": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
-        "opt-plain": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
         "gpt_neox-parallel": ("in", "in", lambda v: v["mid"] + v["ffn"]),
-        "gpt_neox-sequential": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
-        "bloom-plain": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
         "bloom-from-norm": ("ln_1", "mid", lambda v: v["ln_2"] + v["ffn"]),
         "opt-350m": ("in", None, lambda v: v["norm"](v["ln_1"] + v["ffn"])),
-        "distilbert-plain": ("in", None, lambda v: v["norm"](v["ln_1"] + v["ffn"])),
     }
     names = ("ln_1.in", "ln_1", "attn.in", "attn", "mid", "ln_2.in", "ln_2", "ffn.in", "ffn")
     tokens = np.random.default_rng(0).integers(2, 37, (2, 6), dtype=np.int32)
@@ -207,7 +203,7 @@ def test_residual_identities():
             same(v["ffn.in"], v["ln_2"])
 
 
-@pytest.mark.parametrize("name", ["llama-multi-query", "qwen3-alternate", "bloom-plain", "gpt_neox-odd-pairs"])
+@pytest.mark.parametrize("name", ["llama-multi-query", "qwen3-alternate", "bloom-plain"])
 def test_heads_one_at_a_time_are_attention(name):
     """A head that is touched is computed alone: with its own share of keys, values, slopes."""
     model = hf.ours(BY_NAME[name])
@@ -348,11 +344,10 @@ def test_untied_model_without_its_head_makes_no_predictions():
 def test_bfloat16_checkpoint_is_read_exactly(tmp_path):
     """Gemma's norms store the scale less 1, which bfloat16 holds and 1 + scale would not."""
     case = BY_NAME["gemma-plain"]
-    theirs = hf.make(case).to(torch.bfloat16)
-    model, _ = jmat.load(hf.save(theirs, tmp_path))
-    tokens = torch.arange(2, 14).reshape(2, 6)
+    model, _ = jmat.load(hf.save(hf.make(case).to(torch.bfloat16), tmp_path))
+    theirs = transformers.GemmaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.no_grad():
-        expected = theirs.float()(tokens).logits.numpy()
+        expected = theirs(torch.arange(2, 14).reshape(2, 6)).logits.numpy()
     np.testing.assert_allclose(logits_of(model), expected, rtol=0, atol=2e-4)
     low, _ = jmat.load(tmp_path, dtype="bfloat16")
     assert low.blocks[0].ln_1.scale.dtype == jnp.bfloat16

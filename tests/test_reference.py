@@ -23,7 +23,8 @@ from jmat.submodules import ABLATIONS, ablate, fit_parts, part_sites
 
 REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
 # A post-norm stream lies next to a hyperplane: BERT's h_1 has condition number 2e5, and float32 rounding in the forward
-# pass, which no two implementations share, moves the coefficient across it by a few thousandths. (It is all of W's norm.)
+# pass, which no two implementations share, moves the coefficient across it by a few thousandths. (It is all of W's
+# norm.)
 WEIGHTS = {"mat.1.2": 1e-2, "mat.1.3": 1e-2}
 TOLERANCE = {"r2": 1e-3, "precision": 0.01, "surprisal": 0.01, "layers": 0.02}
 

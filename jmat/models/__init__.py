@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
     """The ModelConfig of a config.json. Raises ValueError for an architecture or a field that is not implemented."""
     model_type = hf.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"model_type={model_type!r} is not implemented; jmat implements {', '.join(sorted(FAMILIES))}."
         )
