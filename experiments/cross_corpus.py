@@ -79,8 +79,9 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     jobs: dict[str, common.Job] = {}
     for corpus in corpora:
         # All other flags that examples depend on are the same for every corpus.
-        common.FLAGS.examples = corpus if corpus.endswith(".npz") else None
-        common.FLAGS.corpus = common.FLAGS.corpus if common.FLAGS.examples else corpus
+        prepared = corpus.endswith(".npz")
+        common.FLAGS["examples"].value = corpus if prepared else None
+        common.FLAGS["corpus"].value = common.FLAGS.corpus if prepared else corpus
         if not jobs:
             job = common.start("cross_corpus")
             jobs[corpus] = job

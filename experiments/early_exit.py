@@ -11,6 +11,8 @@ with confidence 1 - --epsilon, verified on other sentences. All thresholds come 
 results.json, early_exit.png and the maps. Two or three minutes on two CPU cores with the bundled model.
 """
 
+from typing import Any
+
 from absl import flags
 
 from experiments import common
@@ -38,7 +40,10 @@ def main(argv: list[str]) -> None:
     fit, held_out = job.capture(sites)
     jumps, solutions = fit_jumps([fit[site] for site in sites], targets="final", intercept=job.config["intercept"])
     common.say_ranks(solutions)
-    maps = {"mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()}, "id": dict.fromkeys(range(L + 1), Identity())}
+    maps: dict[str, dict[int, Any]] = {
+        "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
+        "id": dict.fromkeys(range(L + 1), Identity()),
+    }
     words = top_words(job.model, fit[sites[L]], _SHORT_LIST.value)
     shortcuts = {(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)}
     values = evaluate(job.model, held_out[sites[L]], shortcuts, words=words, progress="evaluate")

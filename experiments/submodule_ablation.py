@@ -11,6 +11,8 @@ after attention, `ln_2` the one after the feed-forward. Writes results.json, sub
 minutes on two CPU cores with the bundled model; --refit=sequential and --heads take several times as long.
 """
 
+from typing import Any
+
 from absl import flags
 
 from experiments import common
@@ -41,10 +43,10 @@ def main(argv: list[str]) -> None:
     L = job.model.config.layers
     layers = common.layer_choices(_LAYERS.value, L)
     streams = stream_sites(L)
-    fit, held_out = job.capture(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
+    fit, held_out = job.capture(tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L))))))
     part_maps = fit_parts(fit, blocks=range(L), intercept=job.config["intercept"], progress="fit parts")
     settings = {"mask_token": job.mask_token, "tokens_per_batch": job.config["tokens_per_batch"]}
-    plans = {name: {} for name in names if name != "mat"}
+    plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {name: {} for name in names if name != "mat"}
     for name, sources in plans.items():
         for l in layers:
             if _REFIT.value == "sequential":
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> None:
     finals = ablate(job.model, job.examples.eval, plans, progress="replace", **settings)
     if _HEADS.value:
         finals |= ablate_heads(job.model, job.examples, progress="heads", **settings)
-    shortcuts = {key: (Identity(), final) for key, final in finals.items()}
+    shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
     jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=job.config["intercept"])
     if "mat" in names:
         shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), held_out[streams[l]]) for l in layers}

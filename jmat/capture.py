@@ -104,8 +104,7 @@ def padding_mask(batch: Batch) -> Bool[ndarray, "B T"]:
 
 
 def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
-    """The token that each example's prediction is about: the next one, or the masked one; -1 where the sentence ends.
-    """
+    """The token that each example's prediction is about: the next or the masked one; -1 where the sentence ends."""
     where = split.starts[split.rows] + split.positions
     if masked:
         return split.tokens[where]
@@ -120,8 +119,7 @@ def check_examples(examples: Examples, config: ModelConfig) -> None:
         longest = int(split.lengths.max(initial=0))
         if longest > config.num_positions:
             raise ValueError(
-                f"the longest {name} sentence has {longest} tokens; the model has positions for {config.num_positions}: "
-                "cut the sentences."
+                f"the longest {name} sentence has {longest} tokens; the model has positions for {config.num_positions}: cut."
             )
 
 

@@ -120,7 +120,10 @@ def layers_saved(
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             saved[f"{a} - {b}"] = saved[a] - saved[b]
-    return {name: (float(v[0]), *map(float, np.percentile(v[1:], [2.5, 97.5]))) for name, v in saved.items()}
+    return {
+        name: (float(v[0]), float(np.percentile(v[1:], 2.5)), float(np.percentile(v[1:], 97.5)))
+        for name, v in saved.items()
+    }
 
 
 def calibrate(outcome: Outcome, thresholds: Sequence[float], *, delta: float, epsilon: float) -> float | None:

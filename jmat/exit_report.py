@@ -16,12 +16,12 @@ from jmat.exit_rows import CONFIDENCES, exit_rows, reading, thresholds_of
 from jmat.exiting import ExitRule, run_fully, run_until_sure, short_list, time_passes
 from jmat.forward import logits
 
-Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → thresholds and what they do
+Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect
 LEVELS = (0.95, 0.90)
 
 
 def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256) -> Int[ndarray, " W"]:
-    """The words that the full model predicts most often (as top 10) at the fit examples: a short list for cheap checks."""
+    """The words that the full model has in its top 10 most often at the fit examples: a list for cheap checks."""
     V = model.config.vocab_size
     frequency = np.zeros(V, np.int64)
     for start in range(0, len(final), per_batch):

@@ -69,8 +69,7 @@ def exit_rows(
     words: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Rows for the exits at each setting: `layers`, precision@k, surprisal, `flops` and `flops_ratio` to the full pass.
-    """
+    """Rows for the exits at each setting: `layers`, precision@k, surprisal, `flops`, `flops_ratio` to the full pass."""
     flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)
     full = exit_flops(config, np.full((1, len(tokens)), config.layers), tokens, check_every=config.layers)
     values = {metric: at_exit(read.metrics[metric], exits) for metric in METRICS}

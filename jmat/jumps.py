@@ -1,5 +1,4 @@
-"""Jumps from layer to layer: `mat` fits them, `id` assumes that there is nothing to fit (Din et al. 2023, section 3).
-"""
+"""Jumps from layer to layer: `mat` is fitted, `id` changes nothing (Din et al. 2023, section 3)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,7 +78,6 @@ def evaluate(
     """
     N = len(final)
     parts: dict[tuple[str, int], list[dict[str, jax.Array]]] = {key: [] for key in shortcuts}
-    words = None if words is None else jnp.asarray(words)
     for start in track(range(0, N, examples_per_batch), progress):
         full = logits(model, _rows(final, start, examples_per_batch))
         now = None if targets is None else _rows(targets, start, examples_per_batch)
@@ -110,13 +108,15 @@ def metric_rows(
     Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`.
     """
     rows = []
+    figures: list[tuple[str, Any, Any, Any, int]]
     for (name, layer), read in values.items():
         metrics = {metric: read[metric] for metric in METRICS}
         mean, low, high = bootstrap_mean(np.stack(list(metrics.values()), axis=1).astype(np.float64), seed=seed)
         figures = [(metric, mean[k], low[k], high[k], len(read[metric])) for k, metric in enumerate(metrics)]
         if "cross_entropy" in read:
             known = read["cross_entropy"][~np.isnan(read["cross_entropy"])].astype(np.float64)
-            figures.append(("perplexity", *map(np.exp, bootstrap_mean(known, seed=seed)), len(known)))
+            mean, low, high = np.exp(bootstrap_mean(known, seed=seed))
+            figures.append(("perplexity", mean, low, high, len(known)))
         for metric, *figure, n in figures:
             row = {"map": name, "layer": layer, "target": target, "metric": metric}
             rows.append(row | dict(zip(("value", "low", "high"), map(float, figure), strict=True)) | {"n": n})

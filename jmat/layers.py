@@ -24,7 +24,9 @@ class Context(NamedTuple):
 
     positions: Int[Array, "B T"]  # index of each token in its own text, from 0
     segments: Int[Array, "B T"] | None  # which text a token belongs to; 0 is padding; None: one text a row, no padding
-    layer: Int[Array, ""]  # 0-based index of the block; traced, so that all blocks share one compiled program
+    layer: Int[
+        Array | np.ndarray | np.integer, ""
+    ]  # 0-based index of the block; traced, so that all blocks share one compiled program
 
 
 # --- pure functions ---------------------------------------------------------------------------------------------------

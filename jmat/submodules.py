@@ -81,7 +81,7 @@ def ablate(
     Returns:
       (shortcut's name, source layer) → stand-in for h_L.
     """
-    L, D = model.config.layers, model.config.width
+    D = model.config.width
     finals = {
         (name, l): np.empty((split.num_examples, D), np.float32) for name, sources in maps.items() for l in sources
     }

@@ -108,7 +108,7 @@ def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles
         buffer = _aligned(math.prod(shape) * dtype.itemsize)
         with where[name].open("rb") as file:
             file.seek(first_byte[name] + skipped * dtype.itemsize)
-            file.readinto(buffer)
+            file.readinto(buffer.data)
         return buffer.view(dtype).reshape(shape)
 
     return TensorFiles(folder, shapes, dtypes, read)

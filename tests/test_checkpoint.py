@@ -58,7 +58,8 @@ def test_files_of_every_float_dtype_load(torch_model, dtype, tmp_path):
     assert {value.dtype for value in parameters(model).values()} == {jnp.dtype("float32")}
     reference = type(torch_model).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     assert_same_logits(model, reference)
-    assert {value.dtype for value in parameters(load_model(tmp_path, dtype="bfloat16")).values()} == {jnp.dtype("bfloat16")}
+    halves = load_model(tmp_path, dtype="bfloat16")
+    assert {value.dtype for value in parameters(halves).values()} == {jnp.dtype("bfloat16")}
 
 
 def test_shards_load(torch_model, tmp_path):

@@ -404,6 +404,7 @@ def test_refusals_name_the_field():
     refused(BY_NAME["mistral-window"], "layer_types", layer_types=families.ALTERNATE)
     refused(BY_NAME["mistral-window"], "attention_bias", attention_bias=True)
     refused(BY_NAME["qwen3-alternate"], "layer_types", layer_types=["full_attention"])
+    refused(BY_NAME["gemma-plain"], "use_bidirectional_attention", use_bidirectional_attention=True)
     refused(neox, "rope_theta", rope_theta=5.0)
     refused(bloom, "slow_but_exact", slow_but_exact=True, pretraining_tp=4)
     refused(bloom, "n_inner", n_inner=7)

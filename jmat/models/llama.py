@@ -93,7 +93,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         # Gemma's first config files say gelu where they mean its tanh approximation.
         activation="gelu_pytorch_tanh" if is_gemma and activation == "gelu" else activation,
         norm_eps=read.number("rms_norm_eps", 1e-6),
-        causal=not (is_gemma and read.flag("use_bidirectional_attention", False)),
+        causal=True,
         tied_head=read.flag("tie_word_embeddings", is_gemma),
         windows=_windows(read, hf, family, layers, num_positions),
         rotary=rotary,
@@ -114,6 +114,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         "layer_types": (None, ["full_attention"] * layers),
         "hidden_activation": (None, config.activation),
         "partial_rotary_factor": (None, 1),
+        "use_bidirectional_attention": (None, False),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
     }
