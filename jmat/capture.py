@@ -119,7 +119,8 @@ def check_examples(examples: Examples, config: ModelConfig) -> None:
         longest = int(split.lengths.max(initial=0))
         if longest > config.num_positions:
             raise ValueError(
-                f"the longest {name} sentence has {longest} tokens; the model has positions for {config.num_positions}: cut."
+                f"the longest {name} sentence has {longest} tokens; the model has positions for "
+                f"{config.num_positions}: cut the sentences."
             )
 
 
