@@ -150,8 +150,9 @@ class ConfigReader:
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         """One of the choices that jmat implements."""
         value = self.get(name, default)
-        if value not in list(choices):  # a list, not a set: a malformed value need not be hashable
+        if not isinstance(value, str) or value not in set(choices):
             self._problems.append(f"{name}={value!r} is not implemented (implemented: {', '.join(sorted(choices))})")
+            return default
         return value
 
     def require(self, condition: bool, problem: str) -> None:

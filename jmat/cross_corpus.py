@@ -140,8 +140,8 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
         panels[0].set_ylabel(f"fitted on {most:,} examples of")
         figure.colorbar(image, ax=list(panels), label="mean over layers (< 0 as 0)", shrink=0.85, pad=0.02)
 
-    side = 0.75 * len(across) + 1.5
-    draw(path, fill, title=title, size=(len(metrics) * side + 1.3, side + 0.8))
+    side = 0.65 * len(across) + 1.0
+    draw(path, fill, title=title, size=(len(metrics) * side + 2.0, side + 1.3))
 
 
 def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], across: Sequence[str]) -> AxesImage:
@@ -164,6 +164,8 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
     rows = over_layers(results["rows"])
     corpora = _corpora(rows)
     metrics = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "r2, cut off at −1"}
+    sizes = sorted({row["n_fit"] for row in rows if row["n_fit"]})
+    ticks = [n for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True) if after >= 1.5 * n]
     looks = {name: _LOOKS[k % len(_LOOKS)] for k, name in enumerate(corpora)}
 
     def fill(figure: Figure) -> None:
@@ -177,16 +179,17 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
                     line(panel, [r["n_fit"] for r in curve], curve, look)
                 for row in (r for r in mine if r["map"] == "id"):
                     panel.axhline(row["value"], color="0.5", linestyle=":")
-                panel.set_xscale("log")
-                panel.set_ylim(bottom=max(panel.get_ylim()[0], -1))
         for panel, label in zip(panels[0], metrics.values(), strict=True):
             panel.set_title(label)
         for panel in panels[-1]:
-            panel.set_xlabel("examples fitted on")
+            panel.set(xscale="log", xlabel="examples fitted on")
+            panel.set_xticks(ticks, [f"{n:,}" for n in ticks])
+            panel.minorticks_off()
+        panels[0, 2].set_ylim(bottom=max(panels[0, 2].get_ylim()[0], -1))
         dotted = Line2D([], [], color="0.5", linestyle=":", label="id")
         legend(figure, [*(key(f"fitted on {_short(name)}", look) for name, look in looks.items()), dotted])
 
-    draw(path, fill, title=title, size=(8.4, 2.1 * len(corpora) + 0.9))
+    draw(path, fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
 
 
 def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:

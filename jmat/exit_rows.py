@@ -51,7 +51,7 @@ def thresholds_of(
         if protocol == "din2023" and not config.causal:
             t = np.full_like(positions, BERT_POSITION)
         return "lambda", lambdas, paper_thresholds(lambdas, t, float(np.mean(positions + 1)))
-    grid = tuple(range(config.layers, 0, -1)) if confidence == "patience" else PROBABILITIES
+    grid = tuple(float(k) for k in range(config.layers, 0, -1)) if confidence == "patience" else PROBABILITIES
     # Patience leaves when k layers agree, others when confidence is strictly above the threshold.
     shift = 0.5 if confidence == "patience" else 0.0
     return "threshold", grid, np.asarray(grid, np.float64)[:, None] - shift

@@ -2,6 +2,7 @@
 
 Every data set is pinned to a commit, and its files are read one by one as they are needed: some thousand sentences cost
 some ten megabytes, not the whole of Wikipedia. Sentences to fit on and to evaluate on come from different documents.
+The paper's news, Leipzig 2020, is not there; its sentences, their numbers cut off, can be read as a text file.
 """
 
 import contextlib
@@ -107,8 +108,7 @@ def hub_fit_eval(
     """
     source = _source(name)
     open_file, split_text = open_file or _stream(name), split_text or _sentencex(name)
-    random = np.random.default_rng(seed)
-    seen: set[str] = set()
+    random, seen = np.random.default_rng(seed), set[str]()
     documents = _documents(name, source, random, open_file)
     parts = [_take(documents, count, seen, random, split_text) for count in (num_fit, num_eval)]
     for part, count, flag in zip(parts, (num_fit, num_eval), ("num_fit", "num_eval"), strict=True):
@@ -173,7 +173,7 @@ def _rows(name: str, address: str, open_file: OpenFile) -> Iterator[str]:
         for row in open_file(address):
             yield row["text"] or ""
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = str(error).partition("\n")[0]
         raise ConnectionError(
             f"corpus {name} cannot be read from {address} ({type(error).__name__}: {reason}). It needs the network, and"
             " HF_HUB_OFFLINE unset; offline, use --corpus=docs, a text file, or --examples prepared elsewhere."

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jmat.gguf_files import find_gguf
+
 # --- where a site lives in transformers -------------------------------------------------------------------------------
 
 
@@ -177,9 +179,12 @@ def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32",
     import transformers
 
     auto = getattr(transformers, REFERENCES[family].auto if has_head else "AutoModel")
-    options = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    gguf = find_gguf(folder)
+    where = folder if gguf is None else gguf.parent
+    options |= {} if gguf is None else {"gguf_file": gguf.name}
     try:
-        return auto.from_pretrained(folder, dtype=getattr(torch, dtype), **options).eval()
+        return auto.from_pretrained(where, dtype=getattr(torch, dtype), **options).eval()
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"transformers does not load {folder}: {reason}") from None
@@ -218,12 +223,14 @@ def run_reference(
     given = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": type_ids}
     first = hf["pad_token_id"] + 1 if reference.after_padding_id else 0
     given |= {"position_ids": positions + first} if reference.takes_positions else {}
+    tensors = {
+        name: torch.tensor(np.ascontiguousarray(value), dtype=torch.long)
+        for name, value in given.items()
+        if value is not None
+    }
     try:
         with torch.no_grad():
-            out = torch_model(
-                **{name: torch.tensor(value, dtype=torch.long) for name, value in given.items() if value is not None},
-                use_cache=False,
-            )
+            out = torch_model(**tensors, use_cache=False)
     finally:
         for handle in handles:
             handle.remove()

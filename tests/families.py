@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import transformers
+
+from jmat import models
 from tests.hf import Case
 
 _SIZES = {"vocab_size": 37, "max_position_embeddings": 32}
@@ -103,3 +106,10 @@ CASES = [
     gpt_neo("plain"),
     gpt_neo("local-untied", attention_types=[[["local"], 3], [["global"], 1]], tie_word_embeddings=False),
 ]
+BY_NAME = {case.name: case for case in CASES}
+
+
+def config_of(case, **changes):
+    """The config that jmat reads from a case's config.json, in which some fields are changed (None: removed)."""
+    fields = {**getattr(transformers, case.config)(**case.fields).to_dict(), **changes}
+    return models.config_from_hf({name: value for name, value in fields.items() if value is not None})

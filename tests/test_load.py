@@ -1,5 +1,6 @@
 """`jmat.load`: names, folders and hub ids, and what is said where they lead nowhere."""
 
+import importlib
 import inspect
 import pathlib
 
@@ -9,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 import jmat
-from jmat import load as load_module
 from jmat.load import bundled, find, load_tokenizer
 from jmat.tokenizers import train_bpe, train_wordpiece
 from tests import hf
 
+load_module = importlib.import_module("jmat.load")  # jmat.load itself is the function
 TEXT = ["the cat sat on the mat", "a dog ran after the cat"]
 
 
@@ -66,8 +67,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(folder, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
     )
-    with pytest.raises(ValueError, match=r"the tokenizer in .* does not load"):
-        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path).decode([0]) is not None  # tokenizer.json needs no code
     assert not (tmp_path / "run").exists()
 
 

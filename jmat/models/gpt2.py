@@ -114,5 +114,10 @@ FAMILY = Family(
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "wte.weight"),
     # Causal-mask buffers of old files; heads for other tasks.
-    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)", r"multiple_choice_head\..*", r"score\.weight", r"classifier\..*"),
+    ignored=(
+        r"h\.\d+\.attn\.(bias|masked_bias)",
+        r"multiple_choice_head\..*",
+        r"score\.weight",
+        r"(classifier|qa_outputs)\..*",
+    ),
 )
