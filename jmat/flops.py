@@ -20,9 +20,14 @@ def block_flops(config: ModelConfig, tokens: Any, context: Any) -> Any:
 
 
 def head_flops(config: ModelConfig, words: int | None = None) -> float:
-    """One evaluation of the head at one position, over the whole vocabulary or a short list of words."""
-    transform = 2 * config.width**2 if config.family in ("bert", "roberta", "distilbert") else 0
-    return float(transform + 2 * config.width * (config.vocab_size if words is None else words))
+    """One evaluation of the head at one position, over the whole vocabulary or a short list of words.
+
+    Masked models transform the stream first (D × D); OPT-350m projects it down to its narrower token table.
+    """
+    D, E = config.width, config.embed_width or config.width
+    transform = 0 if config.causal else 2 * D**2
+    projection = 2 * D * E if E != D else 0
+    return float(transform + projection + 2 * E * (config.vocab_size if words is None else words))
 
 
 def map_flops(config: ModelConfig) -> float:

@@ -27,7 +27,7 @@ class Hub:
 
     def __call__(self, address):
         self.opened.append(address)
-        file = len(self.opened)
+        file = re.search(r"train-(\d+)-of", address)[1]
         for document in range(self.documents):
             tag = f"{file}x{document}"
             lines = [f"Sentence {i} belongs to document {tag} here." for i in range(self.sentences)]
@@ -54,7 +54,7 @@ def test_fit_and_eval_come_from_different_documents():
     # No document gives more than ten sentences, and eight files are read in turn.
     assert len(documents_of(fit)) == 10
     assert len(set(hub.opened)) == 8
-    assert {tag.split("x")[0] for tag in documents_of(fit)} == set("12345678")
+    assert len({tag.split("x")[0] for tag in documents_of(fit)}) == 8
 
 
 def test_seed_draws_files_sentences_and_order():
