@@ -21,10 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 
-from jmat import corpus, forward, mesh, ngram, packing, training
-from jmat.load import load
+from experiments import cli
+from jmat import forward, mesh, ngram, training
+from jmat.checkpoint.load import load
+from jmat.data import corpus, packing
 from jmat.results import write_results
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
@@ -110,7 +112,6 @@ def _row(model: str, metric: str, value: float, n: int) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Measures, prints and writes OUT/results.json."""
     del argv
-    logging.set_verbosity(logging.WARNING)
     split = corpus.split(corpus.load_corpus(_CORPUS.value))
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
@@ -132,4 +133,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

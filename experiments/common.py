@@ -5,19 +5,20 @@ shown.
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 
+from experiments.cli import say
 from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
-from jmat.corpus import fit_eval
-from jmat.data import PROTOCOLS, make_examples
-from jmat.examples import Examples, load_examples
-from jmat.load import DTYPES, load
+from jmat.checkpoint.load import DTYPES, load
+from jmat.data import PROTOCOLS, hub_corpora, make_examples
+from jmat.data.corpus import fit_eval
+from jmat.data.examples import Examples, load_examples
 from jmat.maps import MapsInfo, model_hash
 from jmat.regression import Solution
 from jmat.results import claim_output_folder, write_results
@@ -27,7 +28,10 @@ flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
 flags.DEFINE_enum("dtype", "float32", DTYPES, "Of parameters and activations; regression is float32 or better always.")
 flags.DEFINE_multi_string("ignore_config", [], "config.json fields to ignore because they do not change the numbers.")
 flags.DEFINE_string(
-    "corpus", "docs", "Where sentences come from: docs (docstrings of installed packages) or a text file."
+    "corpus",
+    "docs",
+    "Where sentences come from: docs (docstrings of installed packages), a text file, one a line, or, with the extra "
+    f"`hub`, {', '.join(hub_corpora.SOURCES)}.",
 )
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
 flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
@@ -100,8 +104,11 @@ class Job:
         return write_results(self.out, self.experiment, self.config, rows)
 
 
-def start(experiment: str) -> Job:
-    """Checks the flags, claims the output folder, loads the model and prepares the examples."""
+def start(experiment: str, source: str | None = None) -> Job:
+    """Checks the flags, claims the output folder, loads the model and prepares the examples.
+
+    They come from `source` where it is given, as for `prepare_examples`, else from --examples or --corpus.
+    """
     if FLAGS.dtype == "float32":
         # Accelerators multiply float32 at lower precision unless told not to.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -118,32 +125,33 @@ def start(experiment: str) -> Job:
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
-    examples = prepare_examples(model, tokenizer, masked)
+    examples = prepare_examples(model, tokenizer, source or FLAGS.examples or FLAGS.corpus)
     say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
     return Job(experiment, config, out, model, tokenizer, examples, mask_token if masked else None)
 
 
-def prepare_examples(model: Any, tokenizer: Any, masked: bool) -> Examples:
-    """The examples of --examples, or new ones from --corpus."""
-    if FLAGS.examples:
-        examples = load_examples(FLAGS.examples)
+def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
+    """The examples in `source`, an .npz file, or new ones from the corpus of that name."""
+    if source == FLAGS.examples or source.endswith(".npz"):
+        examples = load_examples(source)
     elif tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:
-        say(f"reading corpus {FLAGS.corpus}")
-        fit, held_out = fit_eval(FLAGS.corpus, FLAGS.num_fit, FLAGS.num_eval, FLAGS.seed)
-        examples = make_examples(
-            fit,
-            held_out,
-            tokenizer,
-            protocol=FLAGS.protocol,
-            max_length=model.config.num_positions,
-            seed=FLAGS.seed,
-            masked=masked,
-            positions_per_sentence=FLAGS.positions_per_sentence,
-            skip_first=FLAGS.skip_first,
-            skip_special=FLAGS.skip_special,
-        )
+        say(f"reading corpus {source}")
+        count: dict[str, Any] = {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
+        how: dict[str, Any] = {
+            "protocol": FLAGS.protocol,
+            "max_length": model.config.num_positions,
+            "masked": not model.config.causal,
+            "positions_per_sentence": FLAGS.positions_per_sentence,
+            "skip_first": FLAGS.skip_first,
+            "skip_special": FLAGS.skip_special,
+        }
+        if source in hub_corpora.SOURCES:
+            examples = hub_corpora.hub_examples(source, tokenizer, **count, **how)
+        else:
+            fit, held_out = fit_eval(source, **count)
+            examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)
     check_examples(examples, model.config)
     return examples
 
@@ -173,24 +181,3 @@ def own_flags() -> dict[str, Any]:
     """The flags of the running experiment, by name, as results.json records them."""
     skip = {"out", "overwrite"}
     return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}
-
-
-def say(message: str) -> None:
-    """Tells the user, on standard error, what happens now."""
-    print(f"· {message}", file=sys.stderr, flush=True)
-
-
-def run(main: Callable[[list[str]], None]) -> None:
-    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback."""
-
-    def guarded(argv: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
-        try:
-            main(argv)
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-
-    app.run(guarded)

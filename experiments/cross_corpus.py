@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.capture import stream_sites
 from jmat.cross_corpus import (
     check_sizes,
@@ -53,14 +53,14 @@ def main(argv: list[str]) -> None:
     sites = {layer: stream_sites(L)[layer] for layer in layers}
     fits, held_out = [], {}
     for corpus, each in jobs.items():
-        common.say(f"corpus {corpus}")
+        cli.say(f"corpus {corpus}")
         fit, evaluation = each.capture(tuple(sites.values()))
         streams = {layer: fit[site] for layer, site in sites.items()}
         fits += fit_sizes(corpus, streams, sizes, intercept=job.config["intercept"], seed=seed, progress="fit")
         held_out[corpus] = {layer: evaluation[site] for layer, site in sites.items()}
     for found in fits:
         if found.problem:
-            common.say(f"{found.n} examples of {found.corpus}, {found.problem}")
+            cli.say(f"{found.n} examples of {found.corpus}, {found.problem}")
     rows: list[dict[str, Any]] = []
     for corpus, streams in held_out.items():
         rows += cross_rows(job.model, fits, corpus, streams, seed=seed, progress=f"evaluate on {corpus}")
@@ -76,18 +76,11 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
     if len(set(corpora)) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
-    jobs: dict[str, common.Job] = {}
-    for corpus in corpora:
-        # All other flags that examples depend on are the same for every corpus.
-        prepared = corpus.endswith(".npz")
-        common.FLAGS["examples"].value = corpus if prepared else None
-        common.FLAGS["corpus"].value = common.FLAGS.corpus if prepared else corpus
-        if not jobs:
-            job = common.start("cross_corpus")
-            jobs[corpus] = job
-        else:
-            examples = common.prepare_examples(job.model, job.tokenizer, job.mask_token is not None)
-            jobs[corpus] = dataclasses.replace(job, examples=examples)
+    first = common.start("cross_corpus", corpora[0])
+    jobs = {corpora[0]: first}
+    for corpus in corpora[1:]:
+        examples = common.prepare_examples(first.model, first.tokenizer, corpus)
+        jobs[corpus] = dataclasses.replace(first, examples=examples)
     return jobs
 
 
@@ -110,4 +103,4 @@ def print_tables(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

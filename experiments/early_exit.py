@@ -15,9 +15,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.capture import stream_sites
-from jmat.exit_report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
+from jmat.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.jumps import evaluate, fit_jumps
 from jmat.maps import Identity, save_maps
 from jmat.plots import plot_early_exit
@@ -70,4 +70,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

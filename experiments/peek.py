@@ -17,13 +17,13 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.capture import capture, stream_sites
 from jmat.files import save_atomically
 from jmat.jumps import fit_jumps
 from jmat.maps import Identity, Linear, load_maps
-from jmat.peek import all_positions, format_peek, peek, peek_rows
-from jmat.peek_page import page
+from jmat.peek.page import page
+from jmat.peek.predictions import all_positions, format_peek, peek, peek_rows
 
 flags.adopt_module_key_flags(common)
 _SENTENCES = flags.DEFINE_multi_string(
@@ -107,4 +107,4 @@ def fitted_maps(job: common.Job) -> dict[int, Linear]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

@@ -25,11 +25,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 from flax import nnx
 
-from jmat import checkpoint, corpus, mesh, models, packing, resume, tokenizers, training
-from jmat.load import load_tokenizer
+from experiments import cli
+from jmat import checkpoint, mesh, models, resume, training
+from jmat.checkpoint.load import load_tokenizer
+from jmat.data import corpus, packing, tokenizers
 from jmat.results import claim_output_folder, read_results, write_results
 
 # What decides the result, and so must be the same when a run is resumed.
@@ -42,6 +44,7 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "heads": flags.DEFINE_integer("heads", 6, "Attention heads; must divide the width.", lower_bound=1),
     "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read."),
     "batch_size": flags.DEFINE_integer("batch_size", 32, "Rows a step.", lower_bound=1),
+    "optimizer": flags.DEFINE_enum("optimizer", "muon", training.OPTIMIZERS, "What takes the steps."),
     "learning_rate": flags.DEFINE_float("learning_rate", 2e-3, "Peak learning rate.", lower_bound=0.0),
     "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
     "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "AdamW's weight decay, for matrices.", lower_bound=0.0),
@@ -129,7 +132,6 @@ def train(
 def main(argv: list[str]) -> None:
     """Trains, or goes on training, and writes OUT/model and OUT/results.json."""
     del argv
-    logging.set_verbosity(logging.WARNING)  # Orbax tells about every file
     settings = {name: flag.value for name, flag in _SETTINGS.items()}
     out, arch, length, seed = pathlib.Path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
@@ -144,6 +146,7 @@ def main(argv: list[str]) -> None:
     rows = packing.pack(pairs["train"], length, (seed, 0)).rows
     steps = settings["steps"] or int(settings["epochs"] * (rows // batch_size))
     optimizer = training.make_optimizer(
+        kind=settings["optimizer"],
         learning_rate=settings["learning_rate"],
         warmup_steps=settings["warmup_steps"],
         steps=steps,
@@ -201,4 +204,4 @@ def make_log(rows: list[dict[str, Any]], first: int, steps: int) -> Callable[[in
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

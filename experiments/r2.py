@@ -11,7 +11,7 @@ model.
 
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.capture import stream_sites
 from jmat.jumps import fit_jumps
 from jmat.maps import save_maps
@@ -44,4 +44,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity, save_maps
@@ -73,4 +73,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

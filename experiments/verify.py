@@ -14,11 +14,11 @@ import sys
 import transformers
 from absl import flags
 
-from experiments import common
+from experiments import cli, common
 from jmat.checkpoint import load_model
-from jmat.load import find, load_tokenizer
+from jmat.checkpoint.load import find, load_tokenizer
 from jmat.results import claim_output_folder, write_results
-from jmat.verify import format_report, report_rows, verify
+from jmat.verify.report import format_report, report_rows, verify
 
 flags.DEFINE_string("text", None, "What to run the model on, instead of built-in English sentences.")
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
@@ -35,12 +35,12 @@ def main(argv: list[str]) -> None:
     if FLAGS.out:
         claim_output_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite)
     folder = find(FLAGS.model, revision=FLAGS.revision)
-    common.say(f"loading {FLAGS.model}")
+    cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
     tokenizer = load_tokenizer(folder)
     if FLAGS.text is not None and tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer, so --text cannot be read; leave it out for random tokens.")
-    common.say("comparing with transformers on PyTorch")
+    cli.say("comparing with transformers on PyTorch")
     report = verify(folder, model, tokenizer, dtype=FLAGS.dtype, text=FLAGS.text)
     print(format_report(report))
     if FLAGS.out:
@@ -50,4 +50,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    cli.run(main)

@@ -1,7 +1,7 @@
 """jmat: how linear is a transformer, and what is that worth."""
 
+from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.load import load
 from jmat.maps import Constant, Identity, Linear, Zero, load_maps, save_maps
 
 __all__ = ["Constant", "Identity", "Linear", "Zero", "load", "load_maps", "logits", "run", "save_maps"]

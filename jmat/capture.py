@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from jmat.batching import Batch, batches
 from jmat.config import ModelConfig
-from jmat.examples import Examples, Split, check_tokens
+from jmat.data.batching import Batch, batches
+from jmat.data.examples import Examples, Split, check_tokens
 from jmat.forward import run
 from jmat.mesh import data_mesh, replicate, shard_batch
 from jmat.progress import track

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.batching import Batch
 from jmat.capture import capture, padding_mask, reading_batches, stream_sites
-from jmat.examples import Examples, Split
+from jmat.data.batching import Batch
+from jmat.data.examples import Examples, Split
 from jmat.forward import run
 from jmat.maps import Linear, Zero
 from jmat.progress import track

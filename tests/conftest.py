@@ -17,7 +17,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 install_import_hook("jmat", "beartype.beartype")
 
 import jmat
-from jmat.examples import load_examples
+from jmat.data.examples import load_examples
 
 _REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
 

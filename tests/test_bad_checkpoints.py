@@ -162,6 +162,7 @@ def test_a_tensor_in_two_shards_is_refused(gpt2, tmp_path):
     [
         ("{", "is not valid JSON"),
         ("\x00\xff", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("[1]", "holds a list; expected an object"),
         ("{}", r"model_type=None is not implemented; jmat implements .*bert.*gpt2"),
         ('{"model_type": "t5"}', "model_type='t5' is not implemented"),

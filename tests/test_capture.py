@@ -6,7 +6,7 @@ import pytest
 
 import jmat
 from jmat.capture import capture, check_examples, mask_positions, stream_sites, target_tokens
-from jmat.examples import Examples, Split
+from jmat.data.examples import Examples, Split
 
 
 def one_by_one(model, split, keep, mask_token=None):

@@ -15,8 +15,7 @@ import torch
 import transformers
 
 import jmat
-from jmat import tensor_files
-from jmat.checkpoint import load_model, parameters, save_model
+from jmat.checkpoint import load_model, parameters, save_model, tensor_files
 from tests import hf
 
 CASES = {"gpt2": hf.gpt2("checkpoint"), "bert": hf.bert("checkpoint")}
@@ -87,6 +86,24 @@ def test_pytorch_pickles_load(torch_model, kind, mapped_bytes, tmp_path, monkeyp
         state = {name: tensor.bfloat16() if kind == "bfloat16" else tensor for name, tensor in state.items()}
         torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=kind != "legacy")
     assert_same_logits(load_model(tmp_path), torch_model, atol=0.2 if kind == "bfloat16" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_some_rows_of_a_tensor_are_read_and_compared_alone(gpt2, kind, tmp_path):
+    table = gpt2.state_dict()["transformer.wte.weight"]
+    tensors = {"a": table.clone(), "same": table.clone(), "other": table.clone(), "scalar": torch.tensor(2.0)}
+    tensors["other"][36, 15] += 1
+    if kind == "bin":
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    else:
+        safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with tensor_files.open_weights(tmp_path) as files:
+        for rows in (slice(None), slice(3, 9), slice(30, 60)):
+            np.testing.assert_array_equal(files.read("a", rows), table.numpy()[rows])
+        assert files.read("scalar") == 2
+        assert files.equal("a", "same", rows=5)
+        assert not files.equal("a", "other", rows=5)
+        assert not files.equal("a", "scalar")
 
 
 class Malicious:

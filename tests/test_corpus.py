@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 
-from jmat import corpus
-from jmat.corpus import docs_sentences, fit_eval, load_corpus, split, text_sentences
-from jmat.docstrings import sentences
+from jmat.data import corpus
+from jmat.data.corpus import docs_sentences, fit_eval, load_corpus, split, text_sentences
+from jmat.data.docstrings import sentences
 
 DATA = pathlib.Path(__file__).parent / "data"
 

@@ -11,7 +11,7 @@ import pytest
 
 from jmat import cross_corpus
 from jmat.data import save_examples
-from jmat.examples import Examples, Split
+from jmat.data.examples import Examples, Split
 from jmat.forward import logits
 from jmat.metrics import r2_score
 

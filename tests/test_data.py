@@ -14,7 +14,7 @@ from jmat.data import (
     save_examples,
     tokenize,
 )
-from jmat.tokenizers import train_bpe, train_wordpiece
+from jmat.data.tokenizers import train_bpe, train_wordpiece
 
 TEXT = [f"The function number {n} returns {'a list of ' * (n % 7)}values for key {n * n}." for n in range(400)]
 
@@ -169,7 +169,7 @@ def test_causal_tokens_read_back_as_the_text(bpe):
 
 def test_long_text_is_cut_and_counted(bpe, wordpiece, caplog):
     long = "a list of values and a list of values and a list of values"
-    with caplog.at_level(logging.WARNING, logger="jmat.data"):
+    with caplog.at_level(logging.WARNING, logger="jmat.data.sampling"):
         short, cut = tokenize(["a list.", long], wordpiece, max_length=8, special_tokens=True)
     assert "1 of 2 sentences were cut at 8 tokens" in caplog.text
     assert len(cut) == 8

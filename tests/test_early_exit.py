@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jmat.early_exit import (
+from jmat.early_exit.thresholds import (
     LAMBDAS,
     Outcome,
     calibrate,

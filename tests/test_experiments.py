@@ -144,7 +144,7 @@ def mistakes(tmp_path):
 MANY = """
 import contextlib, io, json, sys
 from absl import app, flags
-from experiments import common, layer_jump
+from experiments import cli, layer_jump
 
 ends = []
 for given in json.load(sys.stdin):
@@ -153,7 +153,7 @@ for given in json.load(sys.stdin):
     sys.argv = ["layer_jump", *given]
     with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.redirect_stdout(stderr):
         try:
-            common.run(layer_jump.main)
+            cli.run(layer_jump.main)
         except SystemExit as end:
             ends.append([end.code, stderr.getvalue()])
 json.dump(ends, sys.stdout)

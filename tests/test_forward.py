@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import checkpoint, forward
+from jmat import Linear, checkpoint, forward, layers
 from tests import hf
-from tests.test_sites import Matrix
 
 CASES = {
     "gpt2": hf.gpt2("forward", n_layer=3),
@@ -40,7 +39,7 @@ def close(x, y, atol=1e-5):
 
 
 def matrix(seed=0):
-    return Matrix(jax.random.normal(jax.random.key(seed), (16, 16)))
+    return Linear(jax.random.normal(jax.random.key(seed), (16, 16)))
 
 
 def programs():
@@ -184,10 +183,20 @@ def test_a_replaced_part_is_not_computed(gpt2):
     assert whole - flops(gpt2, stop=2) == pytest.approx(block, rel=0.02)
 
 
+def test_a_replaced_part_is_not_even_traced(gpt2, monkeypatch):
+    for part in (layers.Attention, layers.FeedForward, layers.LayerNorm):
+        monkeypatch.setattr(part, "__call__", lambda *_: pytest.fail("called"))
+    sites = {f"block.{i}.{part}": matrix() for i in range(3) for part in ("ln_1", "attn", "ln_2", "ffn")}
+    other_shape = TOKENS[:1, :5]  # so that nothing is traced already
+    jmat.run(gpt2, other_shape, sites=sites | {"final_norm": matrix()}, keep=("logits",))
+    with pytest.raises(pytest.fail.Exception, match="called"):
+        jmat.run(gpt2, other_shape)
+
+
 def test_a_replaced_head_is_not_computed(gpt2):
     keep_heads = {"keep": ("block.1.attn.head.0",)}
     one_head = 2 * 6 * (3 * 16 * 4 + 2 * 6 * 4)
-    stand_in = Matrix(jnp.ones((16, 4)))
+    stand_in = Linear(jnp.ones((16, 4)))
     saved = flops(gpt2, **keep_heads) - flops(gpt2, sites={"block.1.attn.head.2": stand_in}, **keep_heads)
     assert saved > one_head - 2 * 6 * 16 * 4
 
@@ -205,20 +214,19 @@ def test_other_values_of_a_replacement_compile_nothing(gpt2):
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_sweep_over_layers_compiles_the_same_programs_at_any_depth(family):
-    def compiled(layers):
-        sizes = {"gpt2": {"n_layer": layers}, "bert": {"num_hidden_layers": layers}}[family]
-        # A vocabulary that no other test has: nothing is compiled already.
-        model = hf.ours(getattr(hf, family)("sweep", vocab_size=50 + layers, **sizes))
+    def compiled(layers, width):  # widths that nothing else has: no program is there already
+        names = {"gpt2": ("n_layer", "n_embd"), "bert": ("num_hidden_layers", "hidden_size")}[family]
+        model = hf.ours(getattr(hf, family)("sweep", **dict(zip(names, (layers, width), strict=True))))
+        stand_in = Linear(jnp.eye(width))
         before = programs()
         for i in range(layers):
             x, _ = jmat.run(model, TOKENS, stop=i, keep=("embed",))
             jmat.run(model, x, start=i, keep=("logits",))
-            jmat.run(model, TOKENS, sites={f"block.{i}.ffn": matrix()}, keep=(f"block.{i}.attn",))
-            jmat.run(model, TOKENS, sites={f"block.{i}": matrix()})
+            jmat.run(model, TOKENS, sites={f"block.{i}.ffn": stand_in}, keep=(f"block.{i}.attn",))
+            jmat.run(model, TOKENS, sites={f"block.{i}": stand_in})
         return programs() - before
 
-    shallow = compiled(2)
-    assert compiled(5) == shallow > 0
+    assert compiled(5, width=40) == compiled(2, width=28) > 0
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
-from jmat import corpus, hub_corpora
-from jmat.data import load_examples
+from jmat.data import corpus, hub_corpora, load_examples
 
 REFERENCE = "tests/data/reference/gpt2"
 NAMES = ("wikipedia", "wikipedia-2022", "cc-news", "wikitext-103")

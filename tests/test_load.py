@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 import jmat
-from jmat.load import bundled, find, load_tokenizer
-from jmat.tokenizers import train_bpe, train_wordpiece
+from jmat.checkpoint.load import bundled, find, load_tokenizer
+from jmat.data.tokenizers import train_bpe, train_wordpiece
 from tests import hf
 
-load_module = importlib.import_module("jmat.load")  # jmat.load itself is the function
+load_module = importlib.import_module("jmat.checkpoint.load")
 TEXT = ["the cat sat on the mat", "a dog ran after the cat"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import jmat
 from jmat import sites
-from jmat.reference import run_reference
+from jmat.verify.reference import run_reference
 from tests import families, hf
 
 
@@ -32,3 +32,14 @@ def test_every_site_matches_transformers(case, tmp_path):
     compared = compare(model, torch_model, hf.batch(case))
     readable = [name for name in sites.readable(model.config.layers, model.config.heads) if ".head." not in name]
     assert compared == {name for name in readable if not name.endswith(case.hidden)}
+
+
+@pytest.mark.parametrize("case", [hf.gpt2("positions"), hf.bert("positions")], ids=lambda case: case.name)
+def test_given_positions_are_used(case, tmp_path):
+    torch_model = hf.make(case)
+    model, _ = jmat.load(hf.save(torch_model, tmp_path))
+    batch = hf.batch(case)
+    positions = batch.positions[:, ::-1].copy()
+    expected = run_reference(torch_model, batch.tokens, None, positions, batch.type_ids)["logits"]
+    _, ours = jmat.run(model, batch.tokens, positions=positions, type_ids=batch.type_ids, keep=("logits",))
+    np.testing.assert_allclose(ours["logits"], expected, rtol=0, atol=1e-4)

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat import peek as peeking
 from jmat.capture import capture, stream_sites
 from jmat.checkpoint import parameters
+from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.load import load
 from jmat.maps import Identity, Linear, MapsInfo, model_hash, save_maps
-from jmat.peek_page import page, percent
+from jmat.peek import predictions as peeking
+from jmat.peek.page import page, percent
 
 REFERENCE = "tests/data/reference"
 SENTENCES = ["Return a new list.", "The naïve 数 <b>&"]

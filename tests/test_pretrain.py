@@ -16,7 +16,8 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from jmat import forward, mesh, models, packing, resume, training
+from jmat import forward, mesh, models, resume, training
+from jmat.data import packing
 from jmat.results import read_results
 
 V, T, END = 50, 16, 0

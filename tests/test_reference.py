@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 import jmat
 from jmat.capture import capture, stream_sites
-from jmat.examples import load_examples
-from jmat.exit_report import curve_rows
+from jmat.data.examples import load_examples
+from jmat.early_exit.report import curve_rows
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity
 from jmat.r2 import r2_rows, resamples

@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 
 import jmat
+from jmat import Identity, Linear
 from jmat.sites import check_callables, readable, replaceable
 from tests import hf
 
 TOKENS = np.random.default_rng(0).integers(0, 37, (2, 6), dtype=np.int32)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Matrix:
-    """`x @ W`."""
-
-    W: jax.Array
-
-    def __call__(self, x):
-        return x @ self.W
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +27,7 @@ class Table:
 
 
 def zero(inputs, outputs=None):
-    return Matrix(jnp.zeros((inputs, outputs or inputs)))
+    return Linear(jnp.zeros((inputs, outputs or inputs)))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +105,7 @@ def test_parts_replaced_by_themselves_change_nothing(gpt2, bert):
 def test_a_replacement_gets_the_input_of_its_part_and_gives_its_output(gpt2, bert):
     for model in (gpt2, bert):
         maps = {
-            part: Matrix(jax.random.normal(jax.random.key(k), (16, 16)))
+            part: Linear(jax.random.normal(jax.random.key(k), (16, 16)))
             for k, part in enumerate(("ln_1", "attn", "ln_2", "ffn"))
         }
         names = [name for part in maps for name in (part, f"{part}.in")]
@@ -125,7 +115,7 @@ def test_a_replacement_gets_the_input_of_its_part_and_gives_its_output(gpt2, ber
 
 
 def test_the_stream_can_be_replaced_inside_and_after_a_block(gpt2, bert):
-    W = Matrix(jax.random.normal(jax.random.key(0), (16, 16)))
+    W = Linear(jax.random.normal(jax.random.key(0), (16, 16)))
     for model in (gpt2, bert):
         at = keep_block(model, 1, "mid", sites={"block.1.mid": W})
         close(at["mid"], W(at["in"]))
@@ -138,7 +128,7 @@ def test_embedding_and_head_can_be_replaced(gpt2, bert):
         rows = jax.random.normal(jax.random.key(1), (37, 16))
         _, kept = jmat.run(model, TOKENS, sites={"embed": Table(rows)}, keep=("embed",))
         close(kept["embed"], rows[TOKENS])
-        norm, head = (Matrix(jax.random.normal(jax.random.key(k), (16, n))) for k, n in ((2, 16), (3, 5)))
+        norm, head = (Linear(jax.random.normal(jax.random.key(k), (16, n))) for k, n in ((2, 16), (3, 5)))
         sites = {"final_norm": norm, "logits": head}
         x, kept = jmat.run(model, TOKENS, sites=sites, keep=("final_norm.in", "final_norm", "logits"))
         close(kept["final_norm.in"], x)
@@ -148,7 +138,7 @@ def test_embedding_and_head_can_be_replaced(gpt2, bert):
 
 
 def test_a_block_replaced_by_the_identity_is_a_block_skipped(gpt2):
-    identity = Matrix(jnp.eye(16))
+    identity = Identity()
     x, _ = jmat.run(gpt2, TOKENS, stop=1)
     expected, _ = jmat.run(gpt2, x, start=2)
     np.testing.assert_array_equal(jmat.run(gpt2, TOKENS, sites={"block.1": identity})[0], expected)

@@ -6,7 +6,7 @@ from flax import nnx
 
 from jmat import forward, models
 from jmat.capture import capture, stream_sites
-from jmat.examples import Examples, Split
+from jmat.data.examples import Examples, Split
 from jmat.r2 import resamples
 from jmat.sites import SUBMODULES
 from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially

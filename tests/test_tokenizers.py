@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from jmat import tokenizers
+from jmat.data import tokenizers
 
 SENTENCES = ["Return the value of `x`, or None if it is missing.", "Raise ValueError when the shape is wrong."] * 20
 

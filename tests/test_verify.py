@@ -12,9 +12,9 @@ import torch
 
 import jmat
 from jmat.checkpoint import parameters, with_parameters
-from jmat.reference import load_reference
-from jmat.tokenizers import train_bpe, train_wordpiece
-from jmat.verify import SENTENCES, compare, format_report, make_batches, report_rows, verify
+from jmat.data.tokenizers import train_bpe, train_wordpiece
+from jmat.verify.reference import load_reference
+from jmat.verify.report import SENTENCES, compare, format_report, make_batches, report_rows, verify
 from tests import hf
 
 GPT2 = hf.gpt2("verify", vocab_size=300, n_positions=64)

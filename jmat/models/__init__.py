@@ -52,7 +52,7 @@ def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConf
         raise FileNotFoundError(f"{folder} holds no config.json; expected a Hugging Face model folder.")
     try:
         hf = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); download the model again.") from None
     if not isinstance(hf, dict):
         raise ValueError(f"{path} holds a {type(hf).__name__}; expected an object of config fields.")

@@ -1,4 +1,4 @@
-"""Sentences → tokens → examples. Their files and their batches can be imported from here too."""
+"""Sentences → tokens → examples: which positions are read, by protocol."""
 
 import logging
 from collections.abc import Sequence
@@ -8,22 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 from numpy import ndarray
 
-from jmat.batching import Batch, batches, padding_waste
-from jmat.examples import Examples, Split, check_tokens, load_examples, save_examples
-
-__all__ = [
-    "PROTOCOLS",
-    "Batch",
-    "Examples",
-    "Split",
-    "batches",
-    "check_tokens",
-    "load_examples",
-    "make_examples",
-    "padding_waste",
-    "save_examples",
-    "tokenize",
-]
+from jmat.data.examples import Examples, Split
 
 PROTOCOLS = ("din2023", "jmat")
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.config import ModelConfig
-from jmat.early_exit import BERT_POSITION, at_exit, paper_thresholds, patience
+from jmat.early_exit.thresholds import BERT_POSITION, at_exit, paper_thresholds, patience
 from jmat.flops import exit_flops
 from jmat.metrics import bootstrap_mean
 

@@ -4,9 +4,9 @@ import numpy as np
 
 import jmat
 from jmat.capture import capture, stream_sites
-from jmat.early_exit import exit_layers
-from jmat.exit_report import padded, top_words
-from jmat.exiting import ExitRule, run_until_sure, short_list
+from jmat.early_exit.report import padded, top_words
+from jmat.early_exit.stopping import ExitRule, run_until_sure, short_list
+from jmat.early_exit.thresholds import exit_layers
 from jmat.forward import logits
 from jmat.jumps import evaluate, fit_jumps
 from jmat.maps import Identity

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 from numpy import ndarray
 
-from jmat.examples import Split
+from jmat.data.examples import Split
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

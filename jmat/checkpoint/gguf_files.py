@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jmat.checkpoint.tensor_files import TensorFiles
 from jmat.config import Rotary
 from jmat.rotary import frequencies
-from jmat.tensor_files import TensorFiles
 
 # `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")

@@ -20,7 +20,7 @@ import numpy as np
 
 from jmat.config import ModelConfig
 from jmat.forward import run
-from jmat.reference import load_reference, run_reference
+from jmat.verify.reference import load_reference, run_reference
 
 TOLERANCE = 1e-4
 FACTOR = 8.0
@@ -192,11 +192,11 @@ def format_report(report: Report) -> str:
     lines.append(f"same most likely token: {100 * report.same_top_1:.1f} %") if "logits" in sites else None
     why = {
         "MATCH": f"the logits differ by no more than {TOLERANCE:g} of their standard deviation.",
-        "PRECISION": "the logits differ by more than that of float32, but by no more than rounding explains.",
+        "PRECISION": f"the logits differ by more than {TOLERANCE:g}, but no site by more than rounding explains.",
         "WRONG": f"the first site that differs by more than tolerance and rounding explain is {report.first}.",
     }
     lines.append(f"{report.verdict}: {why[report.verdict]}")
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def report_rows(report: Report) -> list[dict[str, Any]]:

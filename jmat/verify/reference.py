@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jmat.gguf_files import find_gguf
+from jmat.checkpoint.gguf_files import find_gguf
 
 # --- where a site lives in transformers -------------------------------------------------------------------------------
 

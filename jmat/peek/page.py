@@ -10,7 +10,7 @@ import math
 import string
 from pathlib import Path
 
-from jmat.peek import Peek, Sentence, Top, visible
+from jmat.peek.predictions import Peek, Sentence, Top, visible
 
 _ABOUT = {
     "id": "the layer's stream, read directly",
@@ -25,7 +25,7 @@ _TASK = {
 
 def page(peek: Peek) -> str:
     """The whole page."""
-    template = string.Template(Path(__file__).with_name("peek.html").read_text("utf-8"))
+    template = string.Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     sections = [_section(peek, number, sentence) for number, sentence in enumerate(peek["sentences"])]
     return template.substitute(
         model=_text(peek["model"]),

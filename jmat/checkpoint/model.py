@@ -20,12 +20,12 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 
+from jmat.checkpoint.gguf_files import find_gguf, open_gguf
+from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
-from jmat.gguf_files import find_gguf, open_gguf
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import Family, Key
-from jmat.tensor_files import FLOATS, TensorFiles, open_weights
 
 
 def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = ()) -> Any:

@@ -22,8 +22,8 @@ import numpy as np
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jmat import docstrings, hub_corpora
 from jmat.cache import cache_folder
+from jmat.data import docstrings, hub_corpora
 from jmat.files import save_atomically
 from jmat.progress import track
 
@@ -206,7 +206,7 @@ def fit_eval(
 
     For a named corpus these are ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part. The
     text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once. Of
-    a data set on the hub (`jmat.hub_corpora`) the two come from different documents.
+    a data set on the hub (`jmat.data.hub_corpora`) the two come from different documents.
 
     Raises:
       FileNotFoundError, ValueError, ConnectionError: as `load_corpus`; or there are fewer sentences than asked for.

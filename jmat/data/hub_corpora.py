@@ -129,26 +129,22 @@ def hub_examples(
     num_fit: int,
     num_eval: int,
     seed: int,
-    protocol: str,
-    max_length: int,
-    masked: bool,
     open_file: OpenFile | None = None,
     split_text: SplitText | None = None,
+    **options: Any,
 ) -> Examples:
-    """Examples from `hub_fit_eval` and `jmat.data.make_examples`, which see; the second time from jmat's cache.
+    """Examples from `hub_fit_eval` and `jmat.data.make_examples`, whose options it takes; later from jmat's cache.
 
     The file there, NAME-HASH.npz, is named by everything that matters: the data set's commit, the rules and the library
-    that cut it into sentences, the numbers and the seed, the tokenizer, the protocol and the length.
+    that cut it into sentences, the numbers and the seed, the tokenizer, and the options.
     """
-    chosen = [num_fit, num_eval, seed, protocol, max_length, masked]
+    chosen = [num_fit, num_eval, seed, sorted(options.items())]
     key = [_source(name), chosen, _tokenizer_digest(tokenizer), _rules(name, split_text is None)]
     cached = cache_folder() / f"{name}-{_digest(repr(key))[:16]}.npz"
     with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
         return load_examples(cached)
     fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
-    examples = make_examples(
-        fit, held_out, tokenizer, protocol=protocol, max_length=max_length, seed=seed, masked=masked
-    )
+    examples = make_examples(fit, held_out, tokenizer, seed=seed, **options)
     with contextlib.suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         save_examples(cached, examples)
@@ -284,7 +280,7 @@ def _rules(name: str, by_sentencex: bool) -> str:
         version = importlib.metadata.version("sentencex") if by_sentencex else ""
     except importlib.metadata.PackageNotFoundError:
         raise _needs_extra(name) from None
-    code = [Path(file).read_text("utf-8") for file in (__file__, Path(__file__).with_name("data.py"))]
+    code = [Path(file).read_text("utf-8") for file in (__file__, Path(__file__).with_name("sampling.py"))]
     return _digest("\n".join([version, *code]))
 
 

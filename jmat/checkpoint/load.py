@@ -7,9 +7,9 @@ import huggingface_hub
 import huggingface_hub.errors
 
 from jmat.checkpoint import load_model
-from jmat.gguf_files import find_gguf, holds_tokenizer
+from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
 
-_BUNDLED = pathlib.Path(__file__).parent / "bundled"
+_BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
 
 

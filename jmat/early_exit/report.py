@@ -10,10 +10,19 @@ from numpy import ndarray
 
 from jmat.capture import mask_positions
 from jmat.config import ModelConfig
-from jmat.early_exit import ID_LAMBDAS, LAMBDAS, Outcome, calibrate, exit_layers, fixed_exit, layers_saved, outcome
-from jmat.examples import Split
-from jmat.exit_rows import CONFIDENCES, exit_rows, reading, thresholds_of
-from jmat.exiting import ExitRule, run_fully, run_until_sure, short_list, time_passes
+from jmat.data.examples import Split
+from jmat.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
+from jmat.early_exit.stopping import ExitRule, run_fully, run_until_sure, short_list, time_passes
+from jmat.early_exit.thresholds import (
+    ID_LAMBDAS,
+    LAMBDAS,
+    Outcome,
+    calibrate,
+    exit_layers,
+    fixed_exit,
+    layers_saved,
+    outcome,
+)
 from jmat.forward import logits
 
 Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect

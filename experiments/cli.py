@@ -1,0 +1,27 @@
+"""How a script talks to its user: errors in one sentence, progress on standard error. It defines no flags."""
+
+import sys
+from collections.abc import Callable
+
+from absl import app, logging
+
+
+def say(message: str) -> None:
+    """Tells the user, on standard error, what happens now."""
+    print(f"· {message}", file=sys.stderr, flush=True)
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback."""
+
+    def guarded(argv: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
+        try:
+            main(argv)
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+
+    app.run(guarded)

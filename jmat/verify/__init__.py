@@ -1,0 +1,1 @@
+"""A checkpoint against transformers on PyTorch, site by site."""
