@@ -63,7 +63,10 @@ def main(argv: list[str]) -> None:
             cli.say(f"{found.n} examples of {found.corpus}, {found.problem}")
     rows: list[dict[str, Any]] = []
     for corpus, streams in held_out.items():
-        rows += cross_rows(job.model, fits, corpus, streams, seed=seed, progress=f"evaluate on {corpus}")
+        sentences = jobs[corpus].examples.eval.rows
+        rows += cross_rows(
+            job.model, fits, corpus, streams, groups=sentences, seed=seed, progress=f"evaluate on {corpus}"
+        )
     results = job.finish(rows)
     name = job.config["model"]
     plot_pairs(results, job.out / "pairs.png", title=f"{name}: mat fitted on one corpus, evaluated on another")

@@ -48,13 +48,13 @@ def main(argv: list[str]) -> None:
     shortcuts = {(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)}
     values = evaluate(job.model, held_out[sites[L]], shortcuts, words=words, progress="evaluate")
 
-    positions, protocol, seed = job.examples.eval.positions, job.config["protocol"], job.config["seed"]
+    split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
-    rows, outcomes = curve_rows(job.model.config, values, positions, protocol, cheap, seed=seed)
-    rows += saved_rows(outcomes, L, seed=seed)
-    rows += calibration_rows(outcomes, _DELTA.value, _EPSILON.value)
+    rows, outcomes = curve_rows(job.model.config, values, split, protocol, cheap, seed=seed)
+    rows += saved_rows(outcomes, L, split.rows, seed=seed)
+    rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
-        sample = job.examples.eval, job.mask_token, _TIMING.value
+        sample = split, job.mask_token, _TIMING.value
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     save_maps(job.out, {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}, job.maps_info())
     results = job.finish(rows)

@@ -37,7 +37,8 @@ def main(argv: list[str]) -> None:
     common.say_ranks(solutions)
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
-    rows = metric_rows(evaluate(job.model, streams[L], shortcuts, progress="evaluate"), L, seed=job.config["seed"])
+    values = evaluate(job.model, streams[L], shortcuts, progress="evaluate")
+    rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
     save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info())
     results = job.finish(rows)
     plot_by_layer(results, METRICS, job.out / "layer_jump.png", title=f"{job.config['model']}: reading layer l")

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     maps, solutions = fit_jumps([fit[site] for site in sites], intercept=job.config["intercept"], progress="fit")
     common.say_ranks(solutions)
     streams = [held_out[site] for site in sites]
-    drawn = resamples(job.examples.eval.positions, seed=job.config["seed"])
+    drawn = resamples(job.examples.eval.positions, job.examples.eval.rows, seed=job.config["seed"])
     rows = r2_rows(streams, maps, drawn, progress="evaluate")
     save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info())
     results = job.finish(rows)

@@ -61,8 +61,9 @@ def main(argv: list[str]) -> None:
     if "mat" in names:
         shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), held_out[streams[l]]) for l in layers}
     values = evaluate(job.model, held_out[streams[L]], shortcuts, targets=job.next_tokens(), progress="evaluate")
-    rows = metric_rows(values, L, seed=job.config["seed"])
-    rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, seed=job.config["seed"]))
+    sentences, seed = job.examples.eval.rows, job.config["seed"]
+    rows = metric_rows(values, L, groups=sentences, seed=seed)
+    rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, sentences, seed=seed))
     tensors = {f"{part}.{i}": linear for (part, i), linear in part_maps.items()}
     save_maps(job.out, tensors | {f"mat.{i}.{j}": m for (i, j), m in jumps.items()}, job.maps_info())
     results = job.finish(rows)

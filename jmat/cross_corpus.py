@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -73,12 +73,19 @@ def fit_sizes(
 
 
 def cross_rows(
-    model: Any, fits: Sequence[Fit], corpus: str, held_out: Streams, *, seed: int = 0, progress: str | None = None
+    model: Any,
+    fits: Sequence[Fit],
+    corpus: str,
+    held_out: Streams,
+    *,
+    groups: Int[ndarray, " N"] | None = None,
+    seed: int = 0,
+    progress: str | None = None,
 ) -> list[dict[str, Any]]:
     """All fits, and `id`, evaluated on one corpus: rows of results.json with `fit_corpus`, `eval_corpus` and `n_fit`.
 
-    `fit_corpus` is null and `n_fit` 0 for `id`, which nothing is fitted for. The full model's predictions are computed
-    once for all of them.
+    Intervals are over examples, or whole `groups` of them. `fit_corpus` is null and `n_fit` 0 for `id`, which nothing
+    is fitted for. The full model's predictions are computed once for all of them.
     """
     final = max(held_out)
     layers = sorted(held_out.keys() - {final})
@@ -93,7 +100,7 @@ def cross_rows(
     values = evaluate(model, held_out[final], shortcuts, progress=progress)
     rows = [
         {**labels[row["map"]], **{name: value for name, value in row.items() if name != "map"}}
-        for row in metric_rows(values, final, seed=seed)
+        for row in metric_rows(values, final, groups=groups, seed=seed)
         if row["metric"] in METRICS
     ]
     for (key, layer), (shortcut, stream) in shortcuts.items():

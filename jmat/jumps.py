@@ -101,9 +101,13 @@ def _read(full, short, targets, words):
 
 
 def metric_rows(
-    values: Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]], target: int, *, seed: int = 0
+    values: Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]],
+    target: int,
+    *,
+    groups: Int[ndarray, " N"] | None = None,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Means with 95 % bootstrap intervals over the examples, as rows of results.json.
+    """Means with 95 % bootstrap intervals over the examples, or whole groups of them, as rows of results.json.
 
     Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`.
     """
@@ -111,12 +115,14 @@ def metric_rows(
     figures: list[tuple[str, Any, Any, Any, int]]
     for (name, layer), read in values.items():
         metrics = {metric: read[metric] for metric in METRICS}
-        mean, low, high = bootstrap_mean(np.stack(list(metrics.values()), axis=1).astype(np.float64), seed=seed)
+        columns = np.stack(list(metrics.values()), axis=1).astype(np.float64)
+        mean, low, high = bootstrap_mean(columns, groups=groups, seed=seed)
         figures = [(metric, mean[k], low[k], high[k], len(read[metric])) for k, metric in enumerate(metrics)]
         if "cross_entropy" in read:
-            known = read["cross_entropy"][~np.isnan(read["cross_entropy"])].astype(np.float64)
-            mean, low, high = np.exp(bootstrap_mean(known, seed=seed))
-            figures.append(("perplexity", mean, low, high, len(known)))
+            known = ~np.isnan(read["cross_entropy"])
+            nats, those = read["cross_entropy"][known].astype(np.float64), None if groups is None else groups[known]
+            mean, low, high = np.exp(bootstrap_mean(nats, groups=those, seed=seed))
+            figures.append(("perplexity", mean, low, high, len(nats)))
         for metric, *figure, n in figures:
             row = {"map": name, "layer": layer, "target": target, "metric": metric}
             rows.append(row | dict(zip(("value", "low", "high"), map(float, figure), strict=True)) | {"n": n})

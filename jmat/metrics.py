@@ -120,11 +120,17 @@ def r2_score(
 
 
 def bootstrap_mean(
-    values: Float[Array | np.ndarray, "N *M"], *, confidence: float = 0.95, samples: int = 1000, seed: int = 0
+    values: Float[Array | np.ndarray, "N *M"],
+    *,
+    groups: Int[np.ndarray, " N"] | None = None,
+    confidence: float = 0.95,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> tuple[Float[np.ndarray, "*M"], Float[np.ndarray, "*M"], Float[np.ndarray, "*M"]]:
     """Mean over the examples with its percentile bootstrap interval: `(mean, low, high)`, in float64.
 
     All columns are resampled together, so a difference of columns may be given as one more column: it is then paired.
+    `groups` are resampled whole: the examples of one sentence are no independent ones.
 
     Raises ValueError if there are no examples, or a value is not finite: leaving such examples out would be a choice.
     """
@@ -134,22 +140,29 @@ def bootstrap_mean(
     _check_finite("values", data)
     mean = np.asarray(data.mean(axis=0))
     flat = (data - mean).reshape(len(data), -1)
-    shifts = np.concatenate([counts @ flat for counts in _count_chunks(len(data), samples, seed)]) / len(data)
+    chunks = _count_chunks(len(data), samples, seed, groups)
+    shifts = np.concatenate([counts @ flat / counts.sum(1, keepdims=True) for counts in chunks])
     low, high = np.percentile(shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0)
     return mean, np.asarray(mean + low.reshape(mean.shape)), np.asarray(mean + high.reshape(mean.shape))
 
 
-def bootstrap_counts(n: int, *, samples: int = 1000, seed: int = 0) -> Float[np.ndarray, "S N"]:
+def bootstrap_counts(
+    n: int, *, groups: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
+) -> Float[np.ndarray, "S N"]:
     """How often each of n examples is drawn in each resample; the same ones that `bootstrap_mean` uses."""
-    return np.concatenate(list(_count_chunks(n, samples, seed)))
+    return np.concatenate(list(_count_chunks(n, samples, seed, groups)))
 
 
-def _count_chunks(n: int, samples: int, seed: int) -> Iterator[Float[np.ndarray, "S N"]]:
+def _count_chunks(
+    n: int, samples: int, seed: int, groups: Int[np.ndarray, " N"] | None
+) -> Iterator[Float[np.ndarray, "S N"]]:
     rng = np.random.default_rng(seed)
+    group = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
+    drawn = int(group.max()) + 1
     size = max(1, _CHUNK // n)
     for start in range(0, samples, size):
-        draws = [rng.integers(n, size=n) for _ in range(min(size, samples - start))]
-        yield np.stack([np.bincount(draw, minlength=n) for draw in draws]).astype(np.float64)
+        draws = [rng.integers(drawn, size=drawn) for _ in range(min(size, samples - start))]
+        yield np.stack([np.bincount(draw, minlength=drawn)[group] for draw in draws]).astype(np.float64)
 
 
 def _check_finite(what: str, values: np.ndarray) -> None:

@@ -23,10 +23,13 @@ class Resamples(NamedTuple):
     is_later: Bool[ndarray, " N"]
 
 
-def resamples(positions: Int[ndarray, " N"], *, samples: int = 200, seed: int = 0) -> Resamples:
-    """Draws them once, for all pairs."""
+def resamples(
+    positions: Int[ndarray, " N"], groups: Int[ndarray, " N"] | None = None, *, samples: int = 200, seed: int = 0
+) -> Resamples:
+    """Draws them once, for all pairs; `groups` of examples, the sentences, are drawn whole."""
     is_later = positions > 0
-    return Resamples(_counts(len(positions), samples, seed), _counts(int(is_later.sum()), samples, seed), is_later)
+    every = np.arange(len(positions)) if groups is None else groups
+    return Resamples(_counts(every, samples, seed), _counts(every[is_later], samples, seed), is_later)
 
 
 def r2_rows(
@@ -74,9 +77,12 @@ def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
     return spread <= OUTLIER * np.median(spread)
 
 
-def _counts(n: int, samples: int, seed: int) -> Float[ndarray, "S N"]:
+def _counts(groups: Int[ndarray, " N"], samples: int, seed: int) -> Float[ndarray, "S N"]:
     """The data itself in row 0, then bootstrap resamples, as counts of the examples."""
-    return np.concatenate([np.ones((1, n)), bootstrap_counts(n, samples=samples, seed=seed)]) if n else np.ones((1, 0))
+    n = len(groups)
+    if n == 0:
+        return np.ones((1, 0))
+    return np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
 
 
 def _scores(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jmat.early_exit.report import calibration_rows
 from jmat.early_exit.thresholds import (
     LAMBDAS,
     Outcome,
@@ -67,6 +68,15 @@ def test_saved_differences_are_paired():
     assert saved["a - b"] == (0, 0, 0)
     value, low, high = saved["a"]
     assert low < value < high
+
+
+def test_calibration_counts_one_example_a_sentence():
+    sentences = np.repeat(np.arange(60), 3)
+    hits = np.tile(np.arange(180) % 3 == 0, (2, 1)).astype(float)  # only first examples agree with the full model
+    outcomes = {(name, "gap"): ((0.5, 1.0), Outcome(np.ones((2, 180)), hits)) for name in ("mat", "id")}
+    rows = calibration_rows(outcomes, sentences, delta=0.3, epsilon=0.05)
+    assert [row["value"] for row in rows if row["metric"] == "disagreement"] == [0, 0]
+    assert {row["n"] for row in rows} == {30}
 
 
 def test_calibration_holds_and_is_monotone():

@@ -189,6 +189,15 @@ def test_bootstrap_does_not_depend_on_shape_or_chunks(monkeypatch):
     assert np.any(bootstrap_mean(values, samples=200, seed=6)[1] != whole[1])
 
 
+def test_bootstrap_draws_groups_whole():
+    values = np.random.default_rng(4).standard_normal(40)
+    copies, groups = np.repeat(values, 5), 7 * np.repeat(np.arange(40), 5)
+    np.testing.assert_allclose(bootstrap_mean(copies, groups=groups), bootstrap_mean(values))
+    assert bootstrap_mean(copies)[1] > bootstrap_mean(values)[1]  # as if they were independent
+    uneven = bootstrap_counts(5, groups=np.array([0, 0, 0, 3, 3]), samples=50)
+    assert {tuple(row) for row in uneven.tolist()} == {(1, 1, 1, 1, 1), (2, 2, 2, 0, 0), (0, 0, 0, 2, 2)}
+
+
 def test_bootstrap_of_equal_values_has_no_width():
     mean, low, high = bootstrap_mean(np.full((7, 2), 0.1))
     np.testing.assert_allclose([mean, low, high], 0.1, rtol=1e-15)

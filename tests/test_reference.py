@@ -102,9 +102,8 @@ def test_r2(lab):
 
 
 def test_early_exit(lab):
-    positions = lab.examples.eval.positions
     cheap = {"check_every": 2, "words": 20}
-    rows, _ = curve_rows(lab.model.config, lab.values, positions, "din2023", cheap)
+    rows, _ = curve_rows(lab.model.config, lab.values, lab.examples.eval, "din2023", cheap)
     check(rows, [row for row in lab.figures if "lambda" in row])
 
 

@@ -42,7 +42,7 @@ def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch
 def curve_rows(
     config: ModelConfig,
     values: Mapping[tuple[str, int], Mapping[str, ndarray]],
-    positions: Int[ndarray, " N"],
+    split: Split,
     protocol: str,
     cheap: Mapping[str, int],
     *,
@@ -51,36 +51,37 @@ def curve_rows(
     """Every threshold of every confidence, the cheap check (`gap_cheap`) and the fixed exit, for `mat` and `id`."""
     rows: list[dict[str, Any]] = []
     outcomes: Outcomes = {}
-    tokens = positions + 1
     reads = {name: reading(values, name, config) for name in ("mat", "id")}
     for kind in (*CONFIDENCES, "gap_cheap"):
         for name, read in reads.items():
             source, cost = ("short_gap", dict(cheap)) if kind == "gap_cheap" else (kind, {})
             lambdas = ID_LAMBDAS if name == "id" else LAMBDAS
-            label, grid, thresholds = thresholds_of(source, lambdas, positions, config, protocol)
+            label, grid, thresholds = thresholds_of(source, lambdas, split.positions, config, protocol)
             every = cost.get("check_every", 1)
             exits = exit_layers(read.confidence[source][:, : config.layers], thresholds, check_every=every)
             # The paper's rule is the one that `lambda` alone stands for; the others are told apart by their threshold's
             # name.
             name_of = label if kind != "gap_cheap" else "lambda_cheap"
             labels = [{name_of: float(value), "confidence": kind} for value in grid]
-            rows += exit_rows(config, name, read, exits, labels, tokens, seed=seed, **cost)
+            rows += exit_rows(config, name, read, exits, labels, split, seed=seed, **cost)
             outcomes[name, kind] = grid, outcome(exits, read.metrics["precision@1"])
     for name, read in reads.items():
         fixed = fixed_exit(read.metrics["precision@1"])
         labels = [{"layer": l, "confidence": "fixed"} for l in range(config.layers + 1)]
-        rows += exit_rows(config, name, read, fixed.layers, labels, tokens, check_every=config.layers, seed=seed)
+        rows += exit_rows(config, name, read, fixed.layers, labels, split, check_every=config.layers, seed=seed)
         outcomes[name, "fixed"] = tuple(range(config.layers + 1)), fixed
     return rows, outcomes
 
 
-def saved_rows(outcomes: Outcomes, blocks: int, *, seed: int = 0) -> list[dict[str, Any]]:
+def saved_rows(
+    outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *, seed: int = 0
+) -> list[dict[str, Any]]:
     """Share of the blocks saved at 95 % and 90 % precision@1, with intervals; `mat - id` is the paired difference."""
     rows = []
     for kind in dict.fromkeys(kind for _, kind in outcomes):
         pair = {name: result for (name, of), (_, result) in outcomes.items() if of == kind}
         for level in LEVELS:
-            for name, (value, low, high) in layers_saved(pair, blocks, level, seed=seed).items():
+            for name, (value, low, high) in layers_saved(pair, blocks, level, groups=sentences, seed=seed).items():
                 n = next(iter(pair.values())).hits.shape[1]
                 row = {"map": name, "confidence": kind, "metric": f"layers_saved@{level:.2f}", "value": value}
                 note = f"{name} ({kind}): saves {value:.1%} [{low:.1%}, {high:.1%}] of the blocks at {level:.0%}"
@@ -88,12 +89,19 @@ def saved_rows(outcomes: Outcomes, blocks: int, *, seed: int = 0) -> list[dict[s
     return rows
 
 
-def calibration_rows(outcomes: Outcomes, delta: float, epsilon: float) -> list[dict[str, Any]]:
-    """λ calibrated on the even examples, its disagreement and saving measured on the odd ones."""
+def calibration_rows(
+    outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: float, epsilon: float
+) -> list[dict[str, Any]]:
+    """λ calibrated on the even sentences, its disagreement and saving measured on the odd ones.
+
+    One example a sentence counts, its first: the bound needs independent ones.
+    """
     rows = []
+    first = np.unique(sentences, return_index=True)[1]
+    even, odd = first[::2], first[1::2]
     for name in ("mat", "id"):
         grid, result = outcomes[name, "gap"]
-        fitted = Outcome(result.layers[:, ::2], result.hits[:, ::2])
+        fitted = Outcome(result.layers[:, even], result.hits[:, even])
         lam = calibrate(fitted, grid, delta=delta, epsilon=epsilon)
         label = {"map": name, "confidence": "gap", "delta": delta, "epsilon": epsilon}
         if lam is None:
@@ -101,8 +109,8 @@ def calibration_rows(outcomes: Outcomes, delta: float, epsilon: float) -> list[d
             rows.append({**label, "metric": "calibrated_lambda", "value": None, "note": note})
             continue
         k = list(grid).index(lam)
-        layers, risk = result.layers[k, 1::2].mean(), 1 - result.hits[k, 1::2].mean()
-        n = result.hits[k, 1::2].size
+        layers, risk = result.layers[k, odd].mean(), 1 - result.hits[k, odd].mean()
+        n = len(odd)
         note = (
             f"{name}: lambda {lam:g} keeps disagreement under {delta:g} with confidence {1 - epsilon:g}; "
             f"on other sentences it is {risk:.3f}, with {layers:.2f} blocks run"

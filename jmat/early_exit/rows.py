@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.config import ModelConfig
+from jmat.data.examples import Split
 from jmat.early_exit.thresholds import BERT_POSITION, at_exit, paper_thresholds, patience
 from jmat.flops import exit_flops
 from jmat.metrics import bootstrap_mean
@@ -63,19 +64,20 @@ def exit_rows(
     read: Reading,
     exits: Int[ndarray, "S N"],
     labels: Sequence[Mapping[str, Any]],
-    tokens: Int[ndarray, " N"],
+    split: Split,
     *,
     check_every: int = 1,
     words: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Rows for the exits at each setting: `layers`, precision@k, surprisal, `flops`, `flops_ratio` to the full pass."""
+    tokens = split.positions + 1
     flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)
     full = exit_flops(config, np.full((1, len(tokens)), config.layers), tokens, check_every=config.layers)
     values = {metric: at_exit(read.metrics[metric], exits) for metric in METRICS}
     values |= {"layers": exits, "flops": flops, "flops_ratio": flops / full.mean()}
     columns = np.concatenate([np.asarray(v, np.float64).T for v in values.values()], axis=1)
-    mean, low, high = (stat.reshape(len(values), -1) for stat in bootstrap_mean(columns, seed=seed))
+    mean, low, high = (stat.reshape(len(values), -1) for stat in bootstrap_mean(columns, groups=split.rows, seed=seed))
     return [
         {"map": name, **label, "metric": metric, "value": float(mean[m, s]), "low": float(low[m, s])}
         | {"high": float(high[m, s]), "n": len(tokens)}

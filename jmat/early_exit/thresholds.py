@@ -106,15 +106,22 @@ def _first_crossing(rising: Float[ndarray, " S"], layers: Float[ndarray, " S"], 
 
 
 def layers_saved(
-    outcomes: Mapping[str, Outcome], blocks: int, level: float, *, samples: int = 1000, seed: int = 0
+    outcomes: Mapping[str, Outcome],
+    blocks: int,
+    level: float,
+    *,
+    groups: Int[ndarray, " N"] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> dict[str, tuple[float, float, float]]:
     """Share of the blocks that is saved at a precision, per map, and pairwise differences (`mat - id`): mean, low,
     high.
 
-    Intervals are 95 % percentile bootstrap over examples, the same resamples for all maps, so differences are paired.
+    Intervals are 95 % percentile bootstrap over examples, or whole groups of them, the same resamples for all maps, so
+    differences are paired.
     """
     n = next(iter(outcomes.values())).hits.shape[1]
-    weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, samples=samples, seed=seed)])
+    weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
     saved = {name: 1 - layers_at(result, level, weights) / blocks for name, result in outcomes.items()}
     names = list(outcomes)
     for i, a in enumerate(names):
