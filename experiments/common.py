@@ -3,6 +3,7 @@ shown.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,8 +65,15 @@ class Job:
     out: pathlib.Path
     model: Any
     tokenizer: Any
-    examples: Examples
     mask_token: int | None
+    source: str  # of the examples: a prepared file or a corpus
+
+    @functools.cached_property
+    def examples(self) -> Examples:
+        """What maps are fitted to and evaluated on; read or made when first asked for."""
+        examples = prepare_examples(self.model, self.tokenizer, self.source)
+        say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
+        return examples
 
     def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Activations of the fit and of the evaluation examples, by site."""
@@ -104,11 +112,8 @@ class Job:
         return write_results(self.out, self.experiment, self.config, rows)
 
 
-def start(experiment: str, source: str | None = None) -> Job:
-    """Checks the flags, claims the output folder, loads the model and prepares the examples.
-
-    They come from `source` where it is given, as for `prepare_examples`, else from --examples or --corpus.
-    """
+def start(experiment: str) -> Job:
+    """Checks the flags, claims the output folder and loads the model."""
     if FLAGS.dtype == "float32":
         # Accelerators multiply float32 at lower precision unless told not to.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -125,9 +130,8 @@ def start(experiment: str, source: str | None = None) -> Job:
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
-    examples = prepare_examples(model, tokenizer, source or FLAGS.examples or FLAGS.corpus)
-    say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
-    return Job(experiment, config, out, model, tokenizer, examples, mask_token if masked else None)
+    source = FLAGS.examples or FLAGS.corpus
+    return Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
 
 
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:

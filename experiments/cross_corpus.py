@@ -79,12 +79,8 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
     if len(set(corpora)) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
-    first = common.start("cross_corpus", corpora[0])
-    jobs = {corpora[0]: first}
-    for corpus in corpora[1:]:
-        examples = common.prepare_examples(first.model, first.tokenizer, corpus)
-        jobs[corpus] = dataclasses.replace(first, examples=examples)
-    return jobs
+    job = common.start("cross_corpus")
+    return {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}
 
 
 def whole_numbers(texts: Sequence[str]) -> list[int]:

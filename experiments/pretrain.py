@@ -15,6 +15,7 @@ A run that is killed goes on from its last checkpoint when started again with th
 model, bit for bit.
 """
 
+import functools
 import hashlib
 import pathlib
 import signal
@@ -32,6 +33,7 @@ from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.load import load_tokenizer
 from jmat.data import corpus, packing, tokenizers
+from jmat.regularizers import KINDS, Regularizer
 from jmat.results import claim_output_folder, read_results, write_results
 
 # What decides the result, and so must be the same when a run is resumed.
@@ -47,7 +49,12 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "optimizer": flags.DEFINE_enum("optimizer", "muon", training.OPTIMIZERS, "What takes the steps."),
     "learning_rate": flags.DEFINE_float("learning_rate", 2e-3, "Peak learning rate.", lower_bound=0.0),
     "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
-    "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "AdamW's weight decay, for matrices.", lower_bound=0.0),
+    "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "Decay of matrices (muon: the blocks').", lower_bound=0.0),
+    "regularizer": flags.DEFINE_enum(
+        "regularizer", "none", KINDS,
+        "Penalty on how the stream moves: 1 - cos between neighbouring layers (cosine) or the last two (final_jump), "
+        "or the squared length of what a block adds (mse)."),
+    "reg_weight": flags.DEFINE_float("reg_weight", 0.5, "The penalty's weight beside the loss.", lower_bound=0.0),
     "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", lower_bound=0),
     "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the text, where `steps` is 0.", lower_bound=0.0),
     "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks."),
@@ -93,6 +100,13 @@ def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pair
         return packing.next_tokens(tokenizer(sentences)["input_ids"], end=tokenizer.eos_token_id)
     ids = tokenizer(sentences, truncation=True, max_length=length)["input_ids"]
     return packing.same_tokens(ids, tokenizer.all_special_ids)
+
+
+def language_model_loss(arch: str, tokenizer: Any, regularizer: Regularizer) -> training.Loss:
+    """The loss that `arch` is trained with."""
+    if arch == "gpt2":
+        return functools.partial(training.causal_lm_loss, regularizer=regularizer)
+    return training.masked_lm_loss(tokenizer.mask_token_id, regularizer=regularizer)
 
 
 def train(
@@ -145,6 +159,7 @@ def main(argv: list[str]) -> None:
     devices, batch_size = mesh.data_mesh(), settings["batch_size"]
     rows = packing.pack(pairs["train"], length, (seed, 0)).rows
     steps = settings["steps"] or int(settings["epochs"] * (rows // batch_size))
+    regularizer = Regularizer(settings["regularizer"], settings["reg_weight"])
     optimizer = training.make_optimizer(
         kind=settings["optimizer"],
         learning_rate=settings["learning_rate"],
@@ -160,7 +175,7 @@ def main(argv: list[str]) -> None:
     size = sum(leaf.size for leaf in jax.tree.leaves(state.model))
     print(f"{size:,} parameters, {rows} rows an epoch; steps {first} .. {steps}", flush=True)
 
-    loss = training.causal_lm_loss if arch == "gpt2" else training.masked_lm_loss(tokenizer.mask_token_id)
+    plain, loss = (language_model_loss(arch, tokenizer, penalty) for penalty in (Regularizer(), regularizer))
     data = training.batches(lambda epoch: packing.pack(pairs["train"], length, (seed, epoch)), batch_size, first, steps)
     sharded = ((step, mesh.shard_batch(devices, batch)) for step, batch in data)
     watched = packing.pack(pairs["fit"][: _EVAL_SENTENCES.value], length)
@@ -172,14 +187,14 @@ def main(argv: list[str]) -> None:
 
     step_fn = training.make_train_step(loss, optimizer, seed)
     state, finished = train(
-        state, step_fn, sharded, log, training.make_evaluate(loss, watched, batch_size, devices), save, steps
+        state, step_fn, sharded, log, training.make_evaluate(plain, watched, batch_size, devices), save, steps
     )
     checkpoints.close()
     if not finished:
         print(f"Stopped by SIGTERM after {int(state.step)} steps; start again with the same flags to go on.")
         sys.exit(_EXIT_TERMINATED)
     checkpoint.save_model(out / "model", state.model, dtype="float16")
-    final = training.make_evaluate(loss, packing.pack(pairs["eval"], length), batch_size, devices)(state.model)
+    final = training.make_evaluate(plain, packing.pack(pairs["eval"], length), batch_size, devices)(state.model)
     history += [{"metric": f"eval_{name}", "step": steps, "value": value} for name, value in final.items()]
     write_results(out, "pretrain", settings, history)
     print(f"Held out: {final}\nWrote {out / 'model'} and {out / 'results.json'}.")

@@ -13,10 +13,12 @@ from jaxtyping import Array, Float, Int, Shaped
 from jmat.data.packing import Batch, mask_tokens
 from jmat.forward import logits, run
 from jmat.mesh import shard_batch
+from jmat.regularizers import Regularizer
 
 # (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
 Loss = Callable[[Any, Batch, Shaped[Array, ""]], tuple[Array, Array, Array]]
 
+NO_REGULARIZER = Regularizer()
 OPTIMIZERS = ("adamw", "muon")
 _B2 = 0.98  # of Adam's second moment: a shorter memory than the usual 0.999 suits some thousand steps
 
@@ -41,24 +43,35 @@ def cross_entropy(
     return (nats * weights).sum(), weights.sum(), (correct * weights).sum()
 
 
-def causal_lm_loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+def causal_lm_loss(
+    model: Any, batch: Batch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
+) -> tuple[Array, Array, Array]:
     """Each token predicts the next one of its sentence; the key is not used."""
     del key
-    x, _ = run(model, batch.inputs, segments=batch.segments, positions=batch.positions)
+    x, penalty = _states(model, batch, batch.inputs, regularizer)
     targets = jnp.asarray(batch.targets)
-    return cross_entropy(logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32))
+    total, count, correct = cross_entropy(logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32))
+    return total + penalty * count, count, correct
 
 
-def masked_lm_loss(mask_id: int) -> Loss:
+def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -> Loss:
     """The loss at masked tokens; the head runs at those places only."""
 
     def loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
         masked = mask_tokens(batch, key, mask_id=mask_id, vocab_size=model.config.vocab_size)
-        x, _ = run(model, masked.inputs, segments=batch.segments, positions=batch.positions)
+        x, penalty = _states(model, batch, masked.inputs, regularizer)
         x = jnp.take_along_axis(x, masked.places[..., None], axis=1)
-        return cross_entropy(logits(model, x), masked.targets, masked.weights)
+        total, count, correct = cross_entropy(logits(model, x), masked.targets, masked.weights)
+        return total + penalty * count, count, correct
 
     return loss
+
+
+def _states(model: Any, batch: Batch, inputs: Any, regularizer: Regularizer) -> tuple[Array, Array]:
+    """The final stream, and the penalty on the way to it."""
+    keep = regularizer.sites(model.config.layers)
+    x, acts = run(model, inputs, segments=batch.segments, positions=batch.positions, keep=keep)
+    return x, regularizer(acts, jnp.asarray(batch.segments) > 0)
 
 
 def make_optimizer(

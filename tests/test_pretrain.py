@@ -1,5 +1,6 @@
 """Pretraining: packing, losses, masking, the optimizer, devices, and a run that is killed and goes on."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 
 from jmat import forward, mesh, models, resume, training
 from jmat.data import packing
+from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results
 
 V, T, END = 50, 16, 0
@@ -149,8 +151,8 @@ def standard_promotion():
         yield
 
 
-def after_steps(devices, loss=training.causal_lm_loss, steps=3):
-    optimizer = training.make_optimizer(learning_rate=1e-2, warmup_steps=1, steps=10)
+def after_steps(devices, loss=training.causal_lm_loss, steps=3, kind="adamw"):
+    optimizer = training.make_optimizer(kind=kind, learning_rate=1e-2, warmup_steps=1, steps=10)
     step = training.make_train_step(loss, optimizer, seed=0)
     state = mesh.replicate(devices, training.init_state(gpt2(), optimizer))
     data = training.batches(lambda epoch: packing.pack(packing.next_tokens(SENTENCES, END), T, (0, epoch)), 8, 0, steps)
@@ -163,8 +165,9 @@ def after_steps(devices, loss=training.causal_lm_loss, steps=3):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-def test_one_device_equals_four_and_it_learns():
-    one, four = (after_steps(mesh.data_mesh(jax.devices()[:n])) for n in (1, 4))
+@pytest.mark.parametrize("kind", training.OPTIMIZERS)
+def test_one_device_equals_four_and_it_learns(kind):
+    one, four = (after_steps(mesh.data_mesh(jax.devices()[:n]), kind=kind) for n in (1, 4))
     np.testing.assert_allclose(one[1], four[1], rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one[0].model, four[0].model)
     assert one[2]["count"] == four[2]["count"] == sum(min(len(s), T) for s in SENTENCES)
@@ -172,6 +175,51 @@ def test_one_device_equals_four_and_it_learns():
     assert (
         one[2]["loss"] < training.make_evaluate(training.causal_lm_loss, packed(), 8, mesh.data_mesh())(gpt2())["loss"]
     )
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_muon_orthogonalizes_the_blocks_matrices_alone():
+    model = gpt2()
+    optimizer = training.make_optimizer(kind="muon", learning_rate=0.1, warmup_steps=0, steps=10, weight_decay=0.0)
+    gradient = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), model)
+    updates, _ = optimizer.update(gradient, optimizer.init(model), model)
+    kernel = updates.blocks[0].ffn.up.kernel[...]
+    singular = np.linalg.svd(kernel, compute_uv=False) / (0.1 * 0.2 * np.sqrt(max(kernel.shape)))
+    assert singular.max() < 1.3
+    assert singular.min() > 0.6  # Newton–Schulz brings them near 1
+    table = updates.embed.tokens.table[...]
+    np.testing.assert_allclose(np.abs(table), 0.1, rtol=1e-3)  # Adam's first step
+    with pytest.raises(ValueError, match="choose from adamw, muon"):
+        training.make_optimizer(kind="sgd", learning_rate=0.1, warmup_steps=0, steps=10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_regularizers_are_their_formulas(kind):
+    model, batch = gpt2(), packed()
+    names = ("embed", "block.0", "block.1")
+    _, acts = forward.run(model, batch.inputs, segments=batch.segments, positions=batch.positions, keep=names)
+    h = np.stack([np.asarray(acts[name], np.float64)[batch.segments > 0] for name in names])
+    cos = (h[1:] * h[:-1]).sum(-1) / np.linalg.norm(h[1:], axis=-1) / np.linalg.norm(h[:-1], axis=-1)
+    penalties = {
+        "none": 0.0,
+        "cosine": (1 - cos).mean(1).sum(),
+        "mse": np.square(h[1:] - h[:-1]).sum(-1).mean(1).sum(),
+        "final_jump": (1 - cos[-1]).mean(),
+    }
+    plain, count, _ = training.causal_lm_loss(model, batch, jax.random.key(0))
+    total, _, _ = training.causal_lm_loss(model, batch, jax.random.key(0), regularizer=Regularizer(kind, 0.7))
+    assert float(total / count) == pytest.approx(float(plain / count) + 0.7 * penalties[kind], rel=1e-5)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_penalty_on_jumps_shortens_them():
+    def distance(regularizer):
+        loss = functools.partial(training.causal_lm_loss, regularizer=regularizer)
+        model = after_steps(mesh.data_mesh(jax.devices()[:1]), loss=loss, steps=8)[0].model
+        x, acts = forward.run(model, packed().inputs, keep=("embed",))
+        return float(jnp.square(x - acts["embed"]).mean())
+
+    assert distance(Regularizer("mse", 5.0)) < 0.8 * distance(Regularizer())
 
 
 def test_evaluation_is_exact_whatever_the_slices():

@@ -1,0 +1,91 @@
+"""Which blocks of a model can go, and what does it cost to leave them out, or to put a linear map in their place?
+
+    python -m experiments.prune --model=gpt2-docs --method=delete,map,merge --remove=4
+
+Orders the blocks by --score, removes 1, 2, … --remove of them, and holds each pruned model against the whole one on
+every token of the held-out sentences: perplexity, KL (nats) and top-1 agreement (`precision@1`), with intervals over
+sentences; parameters, FLOPs and measured time a token. --method says what happens to a removed block: `delete` leaves
+it out, `map` replaces it by a map fitted at the examples' positions, `distil` trains these maps on, `merge` folds a map
+into the feed-forward part before it, so that an ordinary smaller checkpoint remains (pre-norm models). Give several to
+compare them. With --save, OUT/model is the pruned model: a Hugging Face folder, or for `map` and `distil` the whole
+model with its maps, which `jmat.prune.surgery.load_pruned` and `experiments.tasks` read.
+
+Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
+model, and some minutes more for each model that is distilled. Expect `map` to lose less than `delete`, `distil` less
+than `map`, and `merge` to lie between `delete` and `map`.
+"""
+
+from absl import flags
+
+from experiments import cli, common
+from jmat.checkpoint.load import find
+from jmat.maps import save_maps
+from jmat.prune.measure import whole_sentences
+from jmat.prune.merge import FEATURES
+from jmat.prune.plans import REFITS, How, prune, teacher
+from jmat.prune.report import METRICS, plot_prune, pruned_rows, score_rows
+from jmat.prune.scores import SCORES
+from jmat.prune.stand_ins import METHODS
+from jmat.prune.surgery import map_name, save_pruned
+from jmat.results import format_table
+
+flags.adopt_module_key_flags(common)
+_METHOD = flags.DEFINE_list("method", ["delete", "map"], f"What happens to removed blocks: {', '.join(METHODS)}.")
+_REMOVE = flags.DEFINE_integer("remove", 1, "Remove 1, 2, … so many blocks.", lower_bound=1)
+_SAVE = flags.DEFINE_bool("save", False, "Write the most pruned model to OUT/model; takes one --method.")
+# The settings of jmat.prune.plans.How, by name.
+_HOW: dict[str, flags.FlagHolder] = {
+    "score": flags.DEFINE_enum("score", "linearity_without_residual", SCORES, "What orders the blocks."),
+    "rescore": flags.DEFINE_bool("rescore", False, "Compute the scores anew after each removal, on what is left."),
+    "spans": flags.DEFINE_bool("spans", False, "Remove the best span of k neighbouring blocks, for each k."),
+    "refit": flags.DEFINE_enum("refit", "original", REFITS, "Maps from the whole model's stream, or one after another "
+        "from what the maps before left."),
+    "ridge": flags.DEFINE_float("ridge", 0.0, "Penalty on the maps, on the scale of a sum over examples."),
+    "merge_from": flags.DEFINE_enum("merge_from", "hidden", FEATURES, "merge: map the FFN's hidden activations (F x D) "
+        "or its output (D x D; for few examples)."),
+    "score_sentences": flags.DEFINE_integer("score_sentences", 256, "--score=kl: sentences it is measured on.", 1),
+    "distil_steps": flags.DEFINE_integer("distil_steps", 300, "distil: steps for each pruned model.", 1),
+    "learning_rate": flags.DEFINE_float("learning_rate", 1e-3, "distil: Adam's, at the start.", 0.0),
+    "kl_weight": flags.DEFINE_float("kl_weight", 0.0, "distil: weight of the KL on the predictions.", 0.0),
+}  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    """Runs the experiment."""
+    del argv
+    methods = common.choices("method", _METHOD.value, METHODS)
+    if _SAVE.value and len(methods) > 1:
+        raise ValueError(f"--save writes one model: give one --method, not {', '.join(methods)}.")
+    job = common.start("prune")
+    settings = {name: flag.value for name, flag in _HOW.items()}
+    settings |= {name: job.config[name] for name in ("intercept", "seed")}
+    hows = {method: How(method=method, **settings) for method in methods}
+    for how in hows.values():
+        how.check(job.model.config, _REMOVE.value)
+    text = whole_sentences(job.examples.eval, job.mask_token)
+    batch = {"tokens_per_batch": job.config["tokens_per_batch"]}
+    whole = teacher(job.model, job.examples.fit, mask_token=job.mask_token, progress="capture fit", **batch)
+    pruned, rows, maps = {}, [], {}
+    for method, how in hows.items():
+        steps = list(prune(whole, how, _REMOVE.value, log=cli.say))
+        pruned[method] = [model for model, _ in steps]
+        rows += score_rows(method, how.score, [scored for _, scored in steps])
+        maps |= {map_name(method, stretch): linear for stretch, linear in pruned[method][-1].maps.items()}
+    rows += pruned_rows(job.model, text, pruned, seed=job.config["seed"], progress="evaluate", **batch)
+    wrote = ["results.json", "prune.png"]
+    if maps:
+        save_maps(job.out, maps, job.maps_info())
+        wrote += ["maps.safetensors", "maps.json"]
+    if _SAVE.value:
+        last = pruned[methods[0]][-1]
+        source = find(job.config["model"], revision=job.config["revision"])
+        save_pruned(job.out / "model", job.model, methods[0], last.removed, last.maps, job.maps_info(), source=source)
+        wrote.append("model")
+    results = job.finish(rows)
+    plot_prune(results, job.out / "prune.png", title=f"{job.config['model']}: blocks removed by {settings['score']}")
+    print(format_table(rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False))
+    print(f"wrote {job.out}/{', '.join(wrote)}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

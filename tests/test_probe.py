@@ -1,0 +1,92 @@
+"""Probes: labels read from files and from tokens, classifiers on data with a known answer, the script."""
+
+import json
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from jmat.probe import labelled_examples, probe_rows, read_labelled, token_classes
+from tests.test_experiments import rows_of, run
+from tests.test_reference import REFERENCE
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {family: AutoTokenizer.from_pretrained(REFERENCE / family) for family in ("gpt2", "bert")}
+
+
+@pytest.mark.parametrize("classifier", ["ridge", "logistic"])
+def test_a_probe_reads_what_is_linear_and_nothing_else(classifier):
+    random = np.random.default_rng(0)
+    x = random.standard_normal((900, 6))
+    labels = np.where(x[:, 0] > 2 * x[:, 1], "up", "down")
+    layers = {0: random.standard_normal((900, 6)), 1: 1e3 * x + 5e4, 2: np.abs(x)}
+    parts = ({l: v[:600] for l, v in layers.items()}, {l: v[600:] for l, v in layers.items()})
+    rows = probe_rows(*parts, {"fit": labels[:600], "eval": labels[600:]}, classifier=classifier)
+    accuracy = {row.get("layer", "majority"): row["value"] for row in rows}
+    assert accuracy[1] > 0.95
+    assert abs(accuracy[0] - 0.5) < 0.1
+    assert accuracy[2] < 0.75
+    assert accuracy["majority"] == max((labels[600:] == "up").mean(), (labels[600:] == "down").mean())
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+
+
+def test_one_label_is_no_task():
+    labels = {"fit": np.array(["a", "a"]), "eval": np.array(["a"])}
+    with pytest.raises(ValueError, match="all 2 examples to fit on have the label 'a'"):
+        probe_rows({0: np.ones((2, 2))}, {0: np.ones((1, 2))}, labels)
+
+
+def test_token_classes(tokenizers):
+    for tokenizer in tokenizers.values():
+        ids = tokenizer("The array, 12 tokenizers.", add_special_tokens=False)["input_ids"]
+        classes = token_classes(np.asarray([*ids, -1]), tokenizer)
+        words = dict(zip(tokenizer.convert_ids_to_tokens(ids), classes, strict=False))
+        assert classes[-1] == "end"
+        assert {name for token, name in words.items() if token in (",", ".")} == {"punctuation"}
+        assert "word" in classes
+        assert "number" in classes
+        assert {name for token, name in words.items() if token.startswith("##")} <= {"piece", "number"}
+
+
+def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers):
+    texts, labels = [f"Returns value {i}" for i in range(20)], [str(i % 2) for i in range(20)]
+    for family, masked in (("gpt2", False), ("bert", True)):
+        examples, kept = labelled_examples(texts, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
+        assert (examples.fit.num_examples, examples.eval.num_examples) == (15, 5)
+        assert (examples.fit.positions == (0 if masked else examples.fit.lengths - 1)).all()
+        assert sorted([*kept["fit"], *kept["eval"]]) == sorted(labels)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a", "label": "x"}\nno json', "line 2"),
+        ('{"text": "a"}', "line 1"),
+        ('{"text": "", "label": "x"}', "line 1"),
+        ('{"text": "a", "label": "x"}\n\n', "1 different labels"),
+        ("[1]", "line 1"),
+    ],
+)
+def test_bad_labels_are_refused(content, message, tmp_path):
+    (tmp_path / "labels.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_labelled(tmp_path / "labels.jsonl")
+    with pytest.raises(FileNotFoundError, match="JSON lines"):
+        read_labelled(tmp_path / "none.jsonl")
+
+
+@pytest.mark.slow
+def test_the_script(tmp_path):
+    lines = [{"text": f"{word} the value {i}.", "label": word} for word in ("Return", "Raise") for i in range(60)]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("\n".join(map(json.dumps, lines)))
+    model = f"--model={REFERENCE / 'gpt2'}"
+    printed, _ = run("probe", model, f"--labels={labels}", f"--against={REFERENCE / 'gpt2'}", f"--out={tmp_path}/out")
+    rows = rows_of(tmp_path / "out")
+    ours, again = ([row["value"] for row in rows if row["map"] == name] for name in ("ridge", "ridge (against)"))
+    assert ours == again
+    assert max(ours) > 0.9
+    assert "majority" in printed
+    assert (tmp_path / "out" / "probe.png").exists()
