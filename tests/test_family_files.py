@@ -130,6 +130,13 @@ def test_untied_model_without_its_head_makes_no_predictions():
         logits_of(model)
 
 
+def test_untied_projected_model_without_its_head_makes_no_predictions(tmp_path):
+    """OPT-350m's `project_out` belongs to its decoder, and is stored even without a head."""
+    fields = {"do_layer_norm_before": False, "word_embed_proj_dim": 16, "tie_word_embeddings": False}
+    folder = hf.save(hf.make(families.opt("350m-headless", model="OPTModel", **fields)), tmp_path)
+    assert jmat.load(folder)[0].head is None
+
+
 def test_bfloat16_checkpoint_is_read_exactly(tmp_path):
     """Gemma's norms store the scale less 1, which bfloat16 holds and 1 + scale would not."""
     case = BY_NAME["gemma-plain"]

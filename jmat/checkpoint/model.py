@@ -117,11 +117,11 @@ def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
 
 
 def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> ModelConfig:
-    """A checkpoint without any tensor of the head has none; a stored head that differs from the embedding is not tied.
+    """A checkpoint without any tensor of the head's own has none; a stored head that differs from the embedding is not tied.
 
     Both are what transformers does, whatever the config says.
     """
-    head = [key for key in family.keys(config) if all(path.startswith("head.") for path in key.params)]
+    head = [key for key in family.keys(config) if key.file.startswith(family.head_prefixes)]
     if head and not any(name in names for key in head for name in (key.file, *key.aliases)):
         return dataclasses.replace(config, has_head=False)
     tied = [names[name] for name in family.tied if name in names]

@@ -134,5 +134,6 @@ FAMILY = Family(
     prefixes=("model.decoder.", "decoder."),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "embed_tokens.weight"),
-    ignored=("version", r"score\.weight", r"(classifier|qa_outputs)\..*"),
+    # The decoder owns `project_out`, which only a head reads.
+    ignored=("version", r"project_out\.weight", r"score\.weight", r"(classifier|qa_outputs)\..*"),
 )
