@@ -9,9 +9,9 @@ import orbax.checkpoint as ocp
 State = TypeVar("State")
 
 
-def open_checkpoints(folder: pathlib.Path) -> ocp.CheckpointManager:
-    """The manager of the checkpoints under `folder`; the last two are kept, each written whole or not at all."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
+def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:
+    """The manager of the checkpoints under `folder`; the last `keep` stay, each written whole or not at all."""
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
     return ocp.CheckpointManager(folder.resolve() / "checkpoints", options=options)
 
 
@@ -21,12 +21,12 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
         manager.save(step, args=ocp.args.StandardSave(_by_path(state)))
 
 
-def restore(manager: ocp.CheckpointManager, state: State) -> State:
-    """The newest checkpoint, placed as the arrays of `state` are; `state` itself where there is none.
+def restore(manager: ocp.CheckpointManager, state: State, step: int | None = None) -> State:
+    """The newest checkpoint, or that of a step, placed as the arrays of `state` are; `state` where there is none.
 
     Raises ValueError where the checkpoint's arrays are not those of `state`.
     """
-    step = manager.latest_step()
+    step = manager.latest_step() if step is None else step
     if step is None:
         return state
     arrays = _by_path(state)
@@ -39,6 +39,12 @@ def restore(manager: ocp.CheckpointManager, state: State) -> State:
             "version; delete it to go on from the one before, or start afresh with another --out."
         ) from error
     return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
+
+
+def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
+    """The mean of the last `count` checkpoints (of all, where there are fewer), array by array."""
+    states = [restore(manager, state, step) for step in sorted(manager.all_steps())[-count:]]
+    return jax.tree.map(lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states)
 
 
 def _by_path(state: Any) -> dict[str, jax.Array]:

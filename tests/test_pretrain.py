@@ -243,6 +243,10 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     resume.save(manager, 7, {"a": jnp.arange(3.0)})
     manager.wait_until_finished()
     np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
+    resume.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
+    manager.wait_until_finished()
+    np.testing.assert_array_equal(resume.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
+    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
     with pytest.raises(ValueError, match="cannot be restored"):
         resume.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
     manager.close()
@@ -251,7 +255,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
 WORDS = "return the value of each array when a given shape is not known before it was read".split()
 FLAGS = {
     "vocab_size": 280, "layers": 2, "width": 8, "heads": 2, "length": 32, "batch_size": 8, "steps": 300,
-    "warmup_steps": 5, "checkpoint_every": 30, "log_every": 50, "eval_every": 100,
+    "warmup_steps": 5, "checkpoint_every": 30, "average_checkpoints": 3, "log_every": 50, "eval_every": 100,
 }  # fmt: skip
 
 
