@@ -20,6 +20,7 @@ from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity, save_maps
 from jmat.plots import plot_by_layer
+from jmat.progress import track
 from jmat.r2 import resamples
 from jmat.results import format_table
 from jmat.sites import SUBMODULES
@@ -47,9 +48,10 @@ def main(argv: list[str]) -> None:
     part_maps = fit_parts(fit, blocks=range(L), intercept=job.config["intercept"], progress="fit parts")
     settings = {"mask_token": job.mask_token, "tokens_per_batch": job.config["tokens_per_batch"]}
     plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {name: {} for name in names if name != "mat"}
+    sequential = _REFIT.value == "sequential"
     for name, sources in plans.items():
-        for l in layers:
-            if _REFIT.value == "sequential":
+        for l in track(layers, f"refit {name}" if sequential else None):
+            if sequential:
                 sources[l] = refit_sequentially(job.model, job.examples.fit, fit, ABLATIONS[name], l, **settings)
             else:
                 sources[l] = {(p, i): m for (p, i), m in part_maps.items() if p in ABLATIONS[name] and i >= l}

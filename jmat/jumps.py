@@ -1,5 +1,6 @@
 """Jumps from layer to layer: `mat` is fitted, `id` changes nothing (Din et al. 2023, section 3)."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def fit_jumps(
       progress: what the progress bar says; None shows none.
 
     Returns:
-      Maps by (i, j), and the solution of each source (its statistics; right-hand sides stacked in the order of j).
+      Maps by (i, j), and the solution of each source, right-hand sides stacked in the order of j: its statistics, with
+      the shape of its weights in place of the weights, which the maps hold.
     """
     L, D = len(streams) - 1, streams[0].shape[1]
     maps: dict[tuple[int, int], Linear] = {}
@@ -47,7 +49,8 @@ def fit_jumps(
             columns = slice(k * D, (k + 1) * D)
             bias = None if solution.bias is None else solution.bias[columns]
             maps[i, j] = Linear(solution.weights[:, columns], bias)
-        solutions[i] = solution
+        shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
+        solutions[i] = dataclasses.replace(solution, weights=shape)
     return maps, solutions
 
 
@@ -77,15 +80,16 @@ def evaluate(
       `jmat.metrics.confidences`.
     """
     N = len(final)
-    parts: dict[tuple[str, int], list[dict[str, jax.Array]]] = {key: [] for key in shortcuts}
+    parts: dict[tuple[str, int], list[dict[str, ndarray]]] = {key: [] for key in shortcuts}
     for start in track(range(0, N, examples_per_batch), progress):
         full = logits(model, _rows(final, start, examples_per_batch))
         now = None if targets is None else _rows(targets, start, examples_per_batch)
         for key, (shortcut, stream) in shortcuts.items():
             short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
-            parts[key].append(_read(full, short, now, words))
+            # Fetched at once: no more than one shortcut's logits are ever in flight.
+            parts[key].append(jax.device_get(_read(full, short, now, words)))
     return {
-        key: {name: np.concatenate([np.asarray(values[name]) for values in batch])[:N] for name in batch[0]}
+        key: {name: np.concatenate([values[name] for values in batch])[:N] for name in batch[0]}
         for key, batch in parts.items()
     }
 

@@ -1,0 +1,115 @@
+"""Does a penalty on how the stream moves make a model more linear, and its shortcuts better?
+
+    python -m experiments.regularizer_study --pretrain='--layers=4 --width=96 --heads=4 --epochs=1'
+    python -m experiments.regularizer_study --kinds=none,cosine --weights=0.1,0.5,2
+
+Pretrains one model without a regulariser and one with each kind and weight, from the same seed on the same text, and
+measures them with the other experiments: held-out loss; linearity of every block, with and without the residual;
+accuracy of a linear probe for the next token's class on every layer; precision@1 of `mat` from every layer; blocks
+saved by early exit. Each step is an experiment of its own, with its own folder under --out, and is not repeated when
+the study is started again. Writes results.json and regularizer_study.png. The first command takes about ten minutes a
+model on two CPU cores. The paper (arXiv 2405.12250) reports that with the cosine penalty linearity falls at every layer
+and that the model becomes better; whether shortcuts gain is the question here.
+"""
+
+import json
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from experiments import cli
+from jmat.plots import plot_by_layer
+from jmat.regularizers import KINDS
+from jmat.results import claim_output_folder, format_table, read_results, write_results
+
+_KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
+_WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of each but `none`.")
+_PRETRAIN = flags.DEFINE_string("pretrain", "", "More flags of experiments.pretrain, the same for every model.")
+_MEASURE = flags.DEFINE_string("measure", "", "More flags of the experiments that measure, such as --num_fit=2000.")
+_OUT = flags.DEFINE_string("out", "runs/regularizer_study", "Folder for results and for every step's own folder.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace what an earlier study with other flags left in --out.")
+
+# Experiment → the rows of its results that the study reports: metric → the map that they must be of.
+MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
+    "linearity": {"linearity": (), "linearity_without_residual": ()},
+    "probe": {"accuracy": ("ridge",)},
+    "layer_jump": {"precision@1": ("mat",)},
+    "early_exit": {"layers_saved@0.95": ("mat", "id", "mat - id")},
+}
+BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the study."""
+    del argv
+    models = list(variants(_KINDS.value, _WEIGHTS.value))
+    out = pathlib.Path(_OUT.value)
+    config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
+    claim_output_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
+    rows: list[dict[str, Any]] = []
+    for kind, weight in models:
+        name = f"{kind} {weight:g}" if weight else kind
+        folder = out / name.replace(" ", "-")
+        penalty = [f"--regularizer={kind}", f"--reg_weight={weight}"]
+        trained = step("pretrain", folder / "pretrain", [*penalty, *shlex.split(_PRETRAIN.value)])
+        rows += [{"map": name, **row} for row in trained["rows"] if row["metric"] == "eval_loss"]
+        for experiment, wanted in MEASURES.items():
+            given = [f"--model={folder / 'pretrain' / 'model'}", *shlex.split(_MEASURE.value)]
+            rows += reported(name, step(experiment, folder / experiment, given), wanted)
+    results = write_results(out, "regularizer_study", config, rows)
+    plot_by_layer(results, BY_LAYER, out / "regularizer_study.png", title="the same model under different penalties")
+    for metric in BY_LAYER:
+        print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
+    for row in rows:
+        if "layer" not in row:
+            print(f"{row['map']:<16}{row['metric']:<28}{row['value']:.4f}")
+    print(f"wrote {out}/results.json, regularizer_study.png")
+
+
+def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]]:
+    """Kind and weight of every model; `none` has no weight."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(f"--kinds has {kind!r}; choose from {', '.join(KINDS)}.")
+        for weight in ["0"] if kind == "none" else weights:
+            try:
+                yield kind, float(weight)
+            except ValueError:
+                raise ValueError(f"--weights has {weight!r}; expected numbers, such as 0.1,0.5,2.") from None
+
+
+def step(experiment: str, out: pathlib.Path, given: list[str]) -> dict[str, Any]:
+    """Runs one experiment in a process of its own, unless it has run to its end with these flags; its results."""
+    done = out / "done.json"
+    if done.exists() and json.loads(done.read_text()) != given:
+        shutil.rmtree(out)  # of an earlier study with other flags
+    if not done.exists():
+        cli.say(f"{experiment} → {out}")
+        command = [sys.executable, "-m", f"experiments.{experiment}", *given, f"--out={out}"]
+        if subprocess.run(command, check=False).returncode:
+            raise ValueError(f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on.")
+        done.write_text(json.dumps(given))
+    return read_results(out)
+
+
+def reported(name: str, results: dict[str, Any], wanted: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """The rows to report, under the variant's name; where several maps are wanted, with the map's too."""
+    rows = []
+    for row in results["rows"]:
+        maps = wanted.get(row["metric"])
+        if maps is None or (maps and row["map"] not in maps) or row.get("confidence", "gap") != "gap":
+            continue
+        label = f"{name}, {row['map']}" if len(maps) > 1 else name
+        target = {"target": row.get("target", row["layer"])} if "layer" in row else {}
+        rows.append({**row, "map": label, "of": row.get("map"), **target})
+    return rows
+
+
+if __name__ == "__main__":
+    cli.run(main)
