@@ -112,8 +112,8 @@ class Job:
         return write_results(self.out, self.experiment, self.config, rows)
 
 
-def start(experiment: str) -> Job:
-    """Checks the flags, claims the output folder and loads the model."""
+def start(experiment: str, *, needs_head: bool = True) -> Job:
+    """Checks the flags, claims the output folder and loads the model, which must have a head if that is needed."""
     if FLAGS.dtype == "float32":
         # Accelerators multiply float32 at lower precision unless told not to.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -124,7 +124,7 @@ def start(experiment: str) -> Job:
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer = load(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
-    if model.head is None:
+    if needs_head and model.head is None:
         raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
     masked = not model.config.causal
     mask_token = getattr(tokenizer, "mask_token_id", None)

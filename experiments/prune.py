@@ -11,7 +11,8 @@ compare them. With --save, OUT/model is the pruned model: a Hugging Face folder,
 model with its maps, which `jmat.prune.surgery.load_pruned` and `experiments.tasks` read.
 
 Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
-model, and some minutes more for each model that is distilled. Expect `map` to lose less than `delete`, `distil` less
+model, and some minutes more for each model that is distilled; a model of 30 blocks and 135 million parameters takes
+half an hour with --num_fit=3000 --num_eval=500. Expect `map` to lose less than `delete`, `distil` less
 than `map`, and `merge` to lie between `delete` and `map`.
 """
 
@@ -19,7 +20,7 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import find
-from jmat.maps import save_maps
+from jmat.maps import Linear, save_maps
 from jmat.prune.measure import whole_sentences
 from jmat.prune.merge import FEATURES
 from jmat.prune.plans import REFITS, How, prune, teacher
@@ -45,7 +46,7 @@ _HOW: dict[str, flags.FlagHolder] = {
         "or its output (D x D; for few examples)."),
     "score_sentences": flags.DEFINE_integer("score_sentences", 256, "--score=kl: sentences it is measured on.", 1),
     "distil_steps": flags.DEFINE_integer("distil_steps", 300, "distil: steps for each pruned model.", 1),
-    "learning_rate": flags.DEFINE_float("learning_rate", 1e-3, "distil: Adam's, at the start.", 0.0),
+    "learning_rate": flags.DEFINE_float("learning_rate", 3e-3, "distil: Adam's, at the start.", 0.0),
     "kl_weight": flags.DEFINE_float("kl_weight", 0.0, "distil: weight of the KL on the predictions.", 0.0),
 }  # fmt: skip
 
@@ -65,7 +66,8 @@ def main(argv: list[str]) -> None:
     text = whole_sentences(job.examples.eval, job.mask_token)
     batch = {"tokens_per_batch": job.config["tokens_per_batch"]}
     whole = teacher(job.model, job.examples.fit, mask_token=job.mask_token, progress="capture fit", **batch)
-    pruned, rows, maps = {}, [], {}
+    pruned, rows = {}, []
+    maps: dict[str, Linear] = {}
     for method, how in hows.items():
         steps = list(prune(whole, how, _REMOVE.value, log=cli.say))
         pruned[method] = [model for model, _ in steps]
@@ -78,8 +80,8 @@ def main(argv: list[str]) -> None:
         wrote += ["maps.safetensors", "maps.json"]
     if _SAVE.value:
         last = pruned[methods[0]][-1]
-        source = find(job.config["model"], revision=job.config["revision"])
-        save_pruned(job.out / "model", job.model, methods[0], last.removed, last.maps, job.maps_info(), source=source)
+        source = {"source": find(job.config["model"], revision=job.config["revision"]), "tokenizer": job.tokenizer}
+        save_pruned(job.out / "model", job.model, methods[0], last.removed, last.maps, job.maps_info(), **source)
         wrote.append("model")
     results = job.finish(rows)
     plot_prune(results, job.out / "prune.png", title=f"{job.config['model']}: blocks removed by {settings['score']}")

@@ -1,7 +1,7 @@
 """Activations at the sampled positions, for any number of sites, in one pass over the model."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jmat.data.examples import Examples, Split, check_tokens
 from jmat.forward import run
 from jmat.mesh import data_mesh, replicate, shard_batch
 from jmat.progress import track
+from jmat.sites import Site
 
 _IN_FLIGHT = 2  # batches whose results have not come back yet: the host prepares while the device computes
 
@@ -29,6 +30,8 @@ def capture(
     split: Split,
     keep: Sequence[str],
     *,
+    sites: Mapping[str, Site] | None = None,
+    stop: int | None = None,
     mask_token: int | None = None,
     tokens_per_batch: int = 4096,
     devices: Sequence[jax.Device] | None = None,
@@ -40,6 +43,8 @@ def capture(
       model: as `jmat.load` gives it.
       split: sentences and the positions at which to read them (one example a position).
       keep: names of sites; W is D for all but `logits` (V) and single heads (K).
+      sites: what stands in for parts of the model, as for `jmat.run`.
+      stop: the block to stop before, where nothing behind it is read; all blocks by default.
       mask_token: for masked models, the id that stands at the position when it is read.
       tokens_per_batch: padded tokens in one forward pass; more is faster up to a point, and takes more memory.
       devices: default, all local ones.
@@ -54,7 +59,7 @@ def capture(
     """
     check_tokens(split.tokens, model.config.vocab_size)
     mesh = data_mesh(devices or jax.local_devices())
-    model = replicate(mesh, model)
+    model, sites = replicate(mesh, (model, dict(sites or {})))
     plan = reading_batches(model.config, split, mask_token, tokens_per_batch, row_multiple=mesh.size)
     values: dict[str, ndarray] = {}
     pending: collections.deque[tuple[ndarray, dict[str, jax.Array]]] = collections.deque()
@@ -70,7 +75,8 @@ def capture(
 
     for batch in track(plan, progress):
         tokens, mask, read_at = shard_batch(mesh, (batch.tokens, padding_mask(batch), batch.positions))
-        pending.append((batch.examples, run(model, tokens, keep=tuple(keep), mask=mask, read_at=read_at)[1]))
+        acts = run(model, tokens, keep=tuple(keep), sites=sites, stop=stop, mask=mask, read_at=read_at)[1]
+        pending.append((batch.examples, acts))
         if len(pending) > _IN_FLIGHT:
             fetch()
     while pending:

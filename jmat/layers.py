@@ -275,10 +275,14 @@ class FeedForward(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        return self.down(self.hidden(x))
+
+    def hidden(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch F"]:
+        """What the output projection `down` reads."""
         activation = ACTIVATIONS[self.activation]
         if self.gate is None:
-            return self.down(activation(self.up(x)))
-        return self.down(activation(self.gate(x)) * self.up(x))
+            return activation(self.up(x))
+        return activation(self.gate(x)) * self.up(x)
 
 
 class Head(nnx.Module):

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 # Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N and D tried
 # (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
-_RANK_EPS = 8.0
+RANK_EPS = 8.0
 
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
@@ -129,18 +129,18 @@ def _fit(X: Array, Y: Array, ridge: Array | float | None, rcond: Array | float |
         B = _matmul(Q.T, Y if y_mean is None else Y - y_mean)
 
         U, s, Vt, scale = _spectrum(R, equilibrate=rcond is None)
-        kept = s > (_RANK_EPS * jnp.finfo(s.dtype).eps if rcond is None else rcond) * s[0]
+        kept = s > (RANK_EPS * jnp.finfo(s.dtype).eps if rcond is None else rcond) * s[0]
         rank = jnp.sum(kept, dtype=jnp.int32)
 
         if ridge is not None:
-            weights = _ridge(R, B, ridge)
+            weights = ridge_solution(R, B, ridge)
         elif R.shape[0] < R.shape[1]:
-            weights = _minimum_norm(B, U, s, Vt, scale, kept)
+            weights = minimum_norm(B, U, s, Vt, scale, kept)
         else:
             weights = jax.lax.cond(
                 rank == R.shape[1],
                 lambda: solve_triangular(R, B),
-                lambda: _minimum_norm(B, U, s, Vt, scale, kept),
+                lambda: minimum_norm(B, U, s, Vt, scale, kept),
             )
         bias = None if x_mean is None or y_mean is None else y_mean - _matmul(x_mean, weights)
         prediction = _matmul(X, weights) if bias is None else _matmul(X, weights) + bias
@@ -149,7 +149,7 @@ def _fit(X: Array, Y: Array, ridge: Array | float | None, rcond: Array | float |
         "weights": weights,
         "bias": bias,
         "rank": rank,
-        "condition": _condition(R, rank),
+        "condition": condition_number(R, rank),
         "residual": residual,
     }
 
@@ -177,7 +177,7 @@ def _spectrum(R: Array, *, equilibrate: bool) -> tuple[Array, Array, Array, Arra
     return U, s, Vt, scale
 
 
-def _minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Array) -> Array:
+def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Array) -> Array:
     """The smallest W among the minimisers of `||R W − B||`, for `R = U diag(s) Vt diag(scale)` truncated to `kept`."""
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
     solution = _matmul(Vt.T, inverse[:, None] * _matmul(U.T, B)) / scale[:, None]
@@ -188,14 +188,15 @@ def _minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: A
     return _matmul(basis, _matmul(basis.T, solution))
 
 
-def _ridge(R: Array, B: Array, ridge: Array | float) -> Array:
+def ridge_solution(R: Array, B: Array, ridge: Array | float) -> Array:
     """`V s/(s² + ridge) Uᵀ B` with the singular values of R, as QR of `[R; √ridge I]`: no product s² is ever formed."""
     penalty = jnp.sqrt(jnp.asarray(ridge, R.dtype)) * jnp.eye(R.shape[1], dtype=R.dtype)
     Q, R_ridge = jnp.linalg.qr(jnp.concatenate([R, penalty]))
     return solve_triangular(R_ridge, _matmul(Q[: R.shape[0]].T, B))
 
 
-def _condition(R: Array, rank: Array) -> Array:
+def condition_number(R: Array, rank: Array) -> Array:
+    """Largest over smallest singular value of R, of those that count; 1 where none does."""
     s = jnp.linalg.svd(R, compute_uv=False)
     smallest = jnp.maximum(s[rank - 1], jnp.finfo(s.dtype).tiny)
     return jnp.where(rank > 0, s[0] / smallest, 1)

@@ -86,7 +86,7 @@ def make_optimizer(
     """Linear warm-up, cosine decay to 10 %, gradients clipped by global norm.
 
     `adamw` decays matrices only. `muon` (Jordan 2024) orthogonalizes the momentum of the blocks' matrices, its updates
-    scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982); AdamW without decay updates the rest.
+    scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982); Adam, with Nesterov momentum, updates the rest.
 
     Raises ValueError for another kind, and where there are no more steps than warm-up steps.
     """

@@ -15,7 +15,18 @@ from jmat.maps import load_maps
 from tests.test_reference import REFERENCE, WEIGHTS, check
 
 ROOT = pathlib.Path(__file__).parent.parent
-SCRIPTS = ("layer_jump", "r2", "submodule_ablation", "early_exit", "peek", "cross_corpus", "verify", "pretrain")
+SCRIPTS = (
+    "layer_jump",
+    "r2",
+    "submodule_ablation",
+    "early_exit",
+    "peek",
+    "cross_corpus",
+    "verify",
+    "pretrain",
+    "prune",
+    "tasks",
+)
 
 
 def run(script, *flags, code=0):

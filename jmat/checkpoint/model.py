@@ -117,7 +117,7 @@ def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
 
 
 def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> ModelConfig:
-    """A checkpoint without any tensor of the head's own has none; a stored head that differs from the embedding is not tied.
+    """A checkpoint without a tensor of the head's own has none; a stored head that is not the embedding is not tied.
 
     Both are what transformers does, whatever the config says.
     """

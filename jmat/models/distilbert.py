@@ -28,6 +28,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         activation=read.choice("activation", "gelu", ACTIVATIONS),
         norm_eps=1e-12,
         causal=False,
+        pre_norm=False,
         tied_head=read.flag("tie_word_embeddings", True),
         init_std=read.number("initializer_range", 0.02),
         hf=json.dumps(dict(hf)),

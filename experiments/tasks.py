@@ -1,0 +1,62 @@
+"""What is a model worth, whole or pruned, on text and on questions with given answers?
+
+    python -m experiments.tasks --model=runs/prune-gpt2-docs/model --text=docs.txt --tasks=arc_easy.jsonl,copa.jsonl
+
+Perplexity of every text file (one sentence or paragraph a line), and accuracy on every task: a JSONL file with one
+question a line, `{"question" or "context": text, "choices": [texts], "answer": index}` (see `jmat.tasks`), answered by
+the choice of highest log-likelihood, as it is and per character. Causal models only; --model also takes what
+`experiments.prune --save` wrote, with maps or without. Prints a table and writes results.json. Seconds for a small
+model and a few hundred lines. Chance is 1 / choices: a small model is hardly above it, and a pruned one should not
+fall to it.
+"""
+
+import pathlib
+
+import jax
+from absl import flags
+
+from experiments import cli, common
+from jmat.data.corpus import text_sentences
+from jmat.prune.surgery import load_pruned
+from jmat.results import claim_output_folder, format_table, write_results
+from jmat.tasks import check_causal, read_task, task_rows, text_rows
+
+_TEXT = flags.DEFINE_list("text", [], "Text files, one sentence or paragraph a line: perplexity.")
+_TASKS = flags.DEFINE_list("tasks", [], "JSONL files of multiple-choice questions: accuracy.")
+for name in ("model", "revision", "dtype", "ignore_config", "seed", "tokens_per_batch", "out", "overwrite"):
+    flags.declare_key_flag(name)
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Runs the experiment."""
+    del argv
+    if not _TEXT.value and not _TASKS.value:
+        raise ValueError("nothing to measure: give text files with --text, or JSONL files with --tasks.")
+    texts = {path: text_sentences(path) for path in _TEXT.value}
+    tasks = {path: read_task(path) for path in _TASKS.value}
+    if FLAGS.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")
+    config = common.own_flags()
+    out = pathlib.Path(FLAGS.out or f"runs/tasks-{pathlib.Path(FLAGS.model).name}")
+    claim_output_folder(out, "tasks", config, overwrite=FLAGS.overwrite)
+    cli.say(f"loading {FLAGS.model}")
+    ignore = tuple(FLAGS.ignore_config)
+    model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
+    check_causal(model, tokenizer, FLAGS.model)
+    settings = {"seed": FLAGS.seed, "sites": sites, "tokens_per_batch": FLAGS.tokens_per_batch}
+    rows = []
+    for path, lines in texts.items():
+        rows += text_rows(model, tokenizer, path, lines, progress=path, **settings)
+    for path, questions in tasks.items():
+        rows += task_rows(model, tokenizer, path, questions, progress=path, **settings)
+    write_results(out, "tasks", config, rows)
+    for index in ("text", "task"):
+        if any(index in row for row in rows):
+            print(format_table(rows, index=index, columns=("metric",), intervals=True))
+    print(f"wrote {out}/results.json")
+
+
+if __name__ == "__main__":
+    cli.run(main)

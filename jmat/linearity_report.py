@@ -1,0 +1,283 @@
+"""What a linearity run reports: rows of results.json with intervals, and figures drawn from these rows alone."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
+
+from jmat.data.examples import Split
+from jmat.linearity import Labels, Measured, PerToken
+from jmat.metrics import bootstrap_counts
+from jmat.moments import Pair
+from jmat.plots import draw, key, legend, line
+from jmat.sites import SUBMODULES
+
+Row = Mapping[str, Any]
+
+# What a step does to the stream, metric → how a figure says it.
+GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
+# The share of tokens by their error, from `10^a` to `10^b` times the mean spread of the target.
+ERROR_BINS = np.arange(-6.0, 2.01, 0.25)
+# Kinds of token that occur less often say little about their mean error.
+_OFTEN = 10
+
+
+def resampled(
+    measured: Measured, split: Split, labels: Labels, *, samples: int = 200, seed: int = 0
+) -> dict[tuple[Pair, str], Float[ndarray, " S"]]:
+    """Held-out figures of every pair under bootstrap resamples of the sentences; number 0 is the data itself.
+
+    Sentences and not tokens are drawn, since tokens of one sentence are alike. The same seed draws the same sentences
+    for every model, so differences of models are paired.
+    """
+    _, sentence = np.unique(
+        np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens], return_inverse=True
+    )
+    S, N = int(sentence.max()) + 1, len(sentence)
+    counts = np.concatenate([np.ones((1, S)), bootstrap_counts(S, samples=samples, seed=seed)])
+
+    def total(values: ndarray) -> Float[ndarray, " S"]:
+        return counts @ np.bincount(sentence, values.astype(np.float64), minlength=S)
+
+    n = total(np.ones(N))
+    found = {}
+    for pair, each in measured.per_token.items():
+        error = total(each.error)
+        for metric, values, off in (
+            ("linearity_held_out", each.total, each.off_total),
+            ("linearity_without_residual_held_out", each.change, each.off_change),
+        ):
+            whole = total(values) - off * n / N
+            found[pair, metric] = np.where(whole > 0, 1 - error / np.where(whole > 0, whole, 1), np.nan)
+        if labels[pair]["map"] == "mat":
+            found[pair, "contribution_norm"] = total(each.ratio) / n
+            found[pair, "cosine"] = total(each.cosine) / n
+    return found
+
+
+def linearity_rows(
+    measured: Measured, labels: Labels, held_out: Mapping[tuple[Pair, str], Float[ndarray, " S"]]
+) -> list[dict[str, Any]]:
+    """Every pair's in-sample, adjusted and held-out scores, with intervals of the latter; anisotropy of every layer.
+
+    Metrics: `linearity` and `linearity_without_residual`, each also with `_adjusted` and `_held_out`; for steps from
+    layer to layer `contribution_norm`, the mean over tokens of `||y − x|| / ||x||`, and their mean `cosine`.
+    """
+    rows = []
+    for pair, label in labels.items():
+        found = measured.in_sample[pair]
+        for name, score in (("linearity", found.score), ("linearity_without_residual", found.without_residual)):
+            rows.append(_row(label, name, score, found.n))
+            rows.append(_row(label, f"{name}_adjusted", found.adjusted(score), found.n))
+        for (of, metric), values in held_out.items():
+            if of == pair:
+                rows.append(_interval_row(label, metric, values, len(measured.tokens)))
+    n = next(iter(measured.in_sample.values())).n
+    rows += [
+        _row({"map": "stream", "layer": layer}, "anisotropy", share, n)
+        for layer, share in enumerate(measured.anisotropy)
+    ]
+    return rows
+
+
+def difference_rows(
+    labels: Labels,
+    mine: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
+    theirs: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
+    n: int,
+) -> list[dict[str, Any]]:
+    """Held-out figures of one model minus those of another on the same sentences: `METRIC_difference`, paired."""
+    return [
+        _interval_row(labels[pair], f"{metric}_difference", values - theirs[pair, metric], n)
+        for (pair, metric), values in mine.items()
+    ]
+
+
+def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:
+    """Histogram of each step's errors: `token_error_share` of the tokens whose squared error is between `error_from`
+    and `error_to` times the mean spread of the target; what lies beyond the ends is in the first or last bin.
+    """  # fmt: skip
+    rows = []
+    edges = 10.0**ERROR_BINS
+    for pair in _next_steps(labels):
+        error = np.clip(_relative(measured.per_token[pair]), edges[0], edges[-1] * (1 - 1e-9))
+        counts, _ = np.histogram(error, bins=edges)
+        for k in np.flatnonzero(counts):
+            bounds = {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
+            rows.append(_row(labels[pair] | bounds, "token_error_share", counts[k] / len(error), len(error)))
+    return rows
+
+
+def token_rows(
+    measured: Measured, split: Split, labels: Labels, decode: Callable[[int], str], *, count: int = 20
+) -> list[dict[str, Any]]:
+    """The kinds of token that are least and most linear: `token_error`, mean over their occurrences and all steps of
+    the squared error against the mean spread of the target. Rare ones, of fewer than 10 occurrences, are left out.
+    """  # fmt: skip
+    error = np.mean([_relative(measured.per_token[pair]) for pair in _next_steps(labels)], axis=0)
+    ids, kind, often = np.unique(split.tokens[measured.tokens], return_inverse=True, return_counts=True)
+    means = np.bincount(kind, error) / often
+    known = np.flatnonzero(often >= min(_OFTEN, often.max()))
+    order = known[np.argsort(means[known], kind="stable")]
+    count = min(count, -(-len(order) // 2))  # no kind is at both ends
+    rows = []
+    for extreme, chosen in (("least_linear", order[::-1][:count]), ("most_linear", order[:count])):
+        for k in chosen:
+            token = {"map": "mat", "extreme": extreme, "token": decode(int(ids[k])), "token_id": int(ids[k])}
+            rows.append(_row(token, "token_error", means[k], int(often[k])))
+    return rows
+
+
+def _next_steps(labels: Labels) -> list[Pair]:
+    return [pair for pair, label in labels.items() if label["map"] == "mat" and label["target"] == label["layer"] + 1]
+
+
+def _relative(each: PerToken) -> Float[ndarray, " N"]:
+    """Error of each token against the mean spread: the mean is 1 − linearity."""
+    return each.error.astype(np.float64) / max(each.total.mean(dtype=np.float64), np.finfo(np.float64).tiny)
+
+
+def _interval_row(label: Mapping[str, Any], metric: str, values: Float[ndarray, " S"], n: int) -> dict[str, Any]:
+    row = _row(label, metric, values[0], n)
+    if row["value"] is not None and np.isfinite(values).all():
+        low, high = np.percentile(values[1:], [2.5, 97.5])
+        row |= {"low": float(low), "high": float(high)}
+    return row
+
+
+def _row(label: Mapping[str, Any], metric: str, value: Any, n: int) -> dict[str, Any]:
+    row = {**label, "metric": metric, "value": float(value), "n": n}
+    if not np.isfinite(value):
+        few = "no more tokens than dimensions" if metric.endswith("_adjusted") else "the target does not vary"
+        row |= {"value": None, "note": few}
+    return row
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+_KINDS = {"": ("#999999", "s"), "_adjusted": ("#E69F00", "^"), "_held_out": ("#0072B2", "o")}
+_PARTS = dict(zip(SUBMODULES, (("#56B4E9", "P"), ("#009E73", "^"), ("#E69F00", "v"), ("#CC79A7", "D")), strict=True))
+
+
+def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: linearity of each step with and without the residual (in sample, adjusted, held out), then of
+    the sub-modules, held out.
+    """
+    steps, parts = _steps(results), [row for row in _own(results) if row["map"] in SUBMODULES]
+    scores = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, 3 if parts else 2, squeeze=False, sharey=True)[0]
+        for panel, (score, name) in zip(panels, scores.items(), strict=False):
+            for kind, look in _KINDS.items():
+                _by_layer(panel, [row for row in steps if row["metric"] == score + kind], look)
+            panel.set_title(f"layer to layer, {name}")
+        for part, look in _PARTS.items() if parts else ():
+            mine = [row for row in parts if (row["map"], row["metric"]) == (part, "linearity_held_out")]
+            _by_layer(panels[2], mine, look)
+            panels[2].set_title("sub-modules, held out")
+        panels[0].set(ylabel="linearity", ylim=(max(min(panels[0].get_ylim()[0], 0), -1), 1.02))
+        kinds = [key(kind.strip("_").replace("_", " ") or "in sample", look) for kind, look in _KINDS.items()]
+        legend(figure, [*kinds, *(key(part, look) for part, look in _PARTS.items() if parts)])
+
+    draw(path, fill, title=title, size=(2.9 * (3 if parts else 2) + 0.4, 3.2))
+
+
+def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: what a block adds against the stream, the cosine between neighbours, anisotropy."""
+    rows = [*_steps(results), *(row for row in _own(results) if row["map"] == "stream")]
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, len(GEOMETRY), squeeze=False)[0]
+        for panel, (metric, name) in zip(panels, GEOMETRY.items(), strict=True):
+            _by_layer(panel, [row for row in rows if row["metric"] == metric], ("#0072B2", "o"))
+            panel.set_title(name)
+        panels[0].set_yscale("log")
+        panels[2].set_ylim(0, 1.02)
+
+    draw(path, fill, title=title, size=(7.6, 2.8))
+
+
+def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Histograms of the tokens' errors, a column a layer."""
+    rows = [row for row in _steps(results) if row["metric"] == "token_error_share"]
+    edges = 10.0**ERROR_BINS
+    grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
+    for row in rows:
+        grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row["value"]
+
+    def fill(figure: Figure) -> None:
+        panel = figure.subplots()
+        panel.grid(False)
+        layers = np.arange(grid.shape[1] + 1) - 0.5
+        image = panel.pcolormesh(layers, edges, np.where(grid > 0, grid, np.nan), cmap="viridis", norm=LogNorm(1e-4, 1))
+        panel.set(yscale="log", xlabel="layer", ylabel="squared error / mean spread of the target")
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
+        figure.colorbar(image, ax=panel, label="share of tokens")
+
+    draw(path, fill, title=title, size=(4.8, 3.4))
+
+
+def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Held-out linearity of each step over the checkpoints, in their order; darker lines are later layers."""
+    names = list(dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row))
+    names.sort(key=lambda name: name is None)  # the model itself comes last
+    metrics = {"linearity_held_out": "with the residual", "linearity_without_residual_held_out": "without the residual"}
+    rows = [row for row in results["rows"] if row["metric"] in metrics and row["value"] is not None]
+    rows = [row for row in rows if row.get("target") == row["layer"] + 1 and "against" not in row]
+    L = max(row["target"] for row in rows)
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, squeeze=False)[0]
+        for panel, (metric, name) in zip(panels, metrics.items(), strict=True):
+            for layer in range(L):
+                mine = {row.get("checkpoint"): row for row in rows if (row["metric"], row["layer"]) == (metric, layer)}
+                shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
+                x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
+                line(panel, x, [mine[names[k]] for k in x], (shade, "o"))
+            labels = [pathlib.PurePath(name or "--model").name for name in names]
+            panel.set_xticks(range(len(names)), labels, rotation=30, ha="right")
+            panel.set_title(f"layer to layer, {name}")
+        panels[0].set_ylabel("linearity, held out")
+        legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
+
+    draw(path, fill, title=title, size=(7.2, 3.4))
+
+
+def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: the model's held-out linearity minus the other's."""
+    rows = [row for row in results["rows"] if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+    looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
+
+    def fill(figure: Figure) -> None:
+        panel = figure.subplots()
+        panel.axhline(0, color="0.6", linewidth=0.8)
+        for score, look in looks.items():
+            _by_layer(panel, [row for row in rows if row["metric"] == f"{score}_held_out_difference"], look)
+        panel.set_ylabel("difference of held-out linearity")
+        legend(figure, [key(score.replace("_", " "), look) for score, look in looks.items()])
+
+    draw(path, fill, title=title, size=(4.8, 3.2))
+
+
+def _own(results: Mapping[str, Any]) -> list[Row]:
+    """The rows of the model itself: not those of checkpoints, of another model, or of differences."""
+    return [row for row in results["rows"] if not {"checkpoint", "against"} & row.keys()]
+
+
+def _steps(results: Mapping[str, Any]) -> list[Row]:
+    return [row for row in _own(results) if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+
+
+def _by_layer(panel: Axes, rows: Sequence[Row], look: tuple[str, str]) -> None:
+    mine = sorted((row for row in rows if row["value"] is not None), key=lambda row: row["layer"])
+    line(panel, [row["layer"] for row in mine], mine, look)
+    panel.set_xlabel("layer")
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))

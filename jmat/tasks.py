@@ -1,0 +1,210 @@
+"""What a causal model can do: perplexity on a text, and multiple-choice tasks from a local file.
+
+A task is a JSONL file, one question a line:
+
+    {"question": "What melts ice?", "choices": ["heat", "shade"], "answer": 0}
+    {"context": "The lamp was on because", "choices": ["it was dark.", "it was day."], "answer": 0}
+
+A `question` is asked as `Question: …\\nAnswer:`, a `context` is simply continued; a space stands before each choice.
+The answer is the choice of highest log-likelihood, as it is (`accuracy`), or per character (`accuracy_norm`), as in the
+LM Evaluation Harness. ARC, BoolQ, COPA and their like are written so in a few lines of Python.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy import ndarray
+
+from jmat.capture import padding_mask
+from jmat.data.batching import batches
+from jmat.data.corpus import text_sentences
+from jmat.data.examples import Split, check_tokens
+from jmat.forward import logits, run
+from jmat.metrics import bootstrap_counts, bootstrap_mean, cross_entropy
+from jmat.progress import track
+from jmat.sites import Site
+
+_LOGITS = 1 << 24  # scores held at once: 64 MB
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One line of a task."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int  # index of the right choice
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passage:
+    """Tokens, of which those from `scored_from` on are predicted."""
+
+    tokens: Int[ndarray, " T"]
+    scored_from: int
+
+
+def read_task(path: str | pathlib.Path) -> list[Question]:
+    """The questions of a JSONL file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no UTF-8 text or holds no question; a line is not as above (the line is named).
+    """
+    lines = text_sentences(path)
+    questions = []
+    for number, line in enumerate(lines, 1):
+        try:
+            questions.append(_question(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(
+                f'{path}, question {number}: {reason}; expected {{"question" or "context": text, "choices": [two or '
+                'more texts], "answer": index of the right one, from 0}.'
+            ) from None
+    return questions
+
+
+def _question(fields: Mapping[str, Any]) -> Question:
+    prompt = f"Question: {fields['question']}\nAnswer:" if "question" in fields else fields["context"]
+    choices, answer = fields["choices"], fields["answer"]
+    texts = [prompt, *choices] if isinstance(choices, list) else []
+    if len(texts) < 3 or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("the prompt and two or more choices should be texts, none of them empty")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise ValueError(f"answer={answer!r} is no index of {len(choices)} choices")
+    return Question(prompt, tuple(choices), answer)
+
+
+def check_causal(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises ValueError for a model that does not predict text from left to right, or has no tokenizer to read it."""
+    if not model.config.causal or model.head is None:
+        raise ValueError(f"{name} is no causal language model: it gives text no likelihood; choose one such as gpt2.")
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so no text can be read.")
+
+
+def log_likelihoods(
+    model: Any,
+    passages: Sequence[Passage],
+    *,
+    sites: Mapping[str, Site] | None = None,
+    tokens_per_batch: int = 4096,
+    progress: str | None = None,
+) -> Float[ndarray, " N"]:
+    """Σ ln p(token | those before it) of each passage's scored tokens, in nats; the first token is never scored.
+
+    Args:
+      model: a causal model.
+      passages: none longer than the model's positions.
+      sites: what stands in for parts of the model, as for `jmat.run`.
+      tokens_per_batch: padded tokens in one forward pass.
+      progress: what the progress bar says; None shows none.
+
+    Raises:
+      ValueError: nothing to score, a token id that the model does not have, a log-likelihood that is not finite.
+    """
+    if not passages:
+        raise ValueError("there is no text to score.")
+    lengths = np.array([len(passage.tokens) for passage in passages], np.int32)
+    tokens = np.concatenate([passage.tokens for passage in passages]).astype(np.int32)
+    check_tokens(tokens, model.config.vocab_size)
+    first = np.array([passage.scored_from for passage in passages])
+    size = max(min(tokens_per_batch, _LOGITS // model.config.vocab_size), 1)
+    split = Split(tokens, lengths, lengths - 1)
+    plan = list(batches(split, cut_after_position=False, max_length=model.config.num_positions, tokens_per_batch=size))
+    totals = np.zeros(len(passages))
+    for batch in track(plan, progress):
+        index = batch.examples[:, 0]
+        real = index >= 0
+        column = np.arange(1, batch.tokens.shape[1] + 1)  # of the token that is predicted
+        scored = (column >= first[index, None]) & (column < batch.lengths[:, None]) & real[:, None]
+        targets = np.where(scored, np.roll(batch.tokens, -1, axis=1), -1).astype(np.int32)
+        x, _ = run(model, batch.tokens, sites=sites, mask=padding_mask(batch))
+        totals[index[real]] = -np.asarray(_nats(logits(model, x), jnp.asarray(targets)), np.float64)[real]
+    if not np.isfinite(totals).all():
+        raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
+    return totals
+
+
+@jax.jit
+def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, " B"]:
+    return jnp.where(targets >= 0, cross_entropy(scores, targets), 0).sum(1)
+
+
+def text_rows(
+    model: Any, tokenizer: Any, name: str, lines: Sequence[str], *, seed: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """`perplexity` of a text's tokens given those before them on the same line, with an interval over lines.
+
+    A line longer than the model's positions is read in pieces. `n` counts the scored tokens: all but each piece's
+    first.
+    """
+    limit = model.config.num_positions
+    encoded = tokenizer(list(lines), verbose=False)["input_ids"]
+    pieces = [(row, ids[at : at + limit]) for row, ids in enumerate(encoded) for at in range(0, len(ids), limit)]
+    pieces = [(row, ids) for row, ids in pieces if len(ids) > 1]
+    if not pieces:
+        raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
+    passages = [Passage(np.asarray(ids, np.int32), 1) for _, ids in pieces]
+    nats, rows = -log_likelihoods(model, passages, **settings), np.array([row for row, _ in pieces])
+    sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
+    np.add.at(sums, rows, nats)
+    np.add.at(counts, rows, [len(ids) - 1 for _, ids in pieces])
+    sums, counts = sums[counts > 0], counts[counts > 0]
+    drawn = bootstrap_counts(len(sums), seed=seed)
+    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
+    value, low, high = np.exp([sums.sum() / counts.sum(), low, high])
+    row = {"text": name, "metric": "perplexity", "value": float(value), "low": float(low), "high": float(high)}
+    return [row | {"n": int(counts.sum()), "lines": len(sums)}]
+
+
+def task_rows(
+    model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """`accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing."""
+    values = answers(model, tokenizer, questions, **settings)
+    columns = {
+        "accuracy": [chosen == q.answer for chosen, q in zip(values[0], questions, strict=True)],
+        "accuracy_norm": [chosen == q.answer for chosen, q in zip(values[1], questions, strict=True)],
+    }
+    rows = []
+    for metric, hits in columns.items():
+        mean, low, high = bootstrap_mean(np.array(hits, np.float64), seed=seed)
+        row = {"task": name, "metric": metric, "value": float(mean), "low": float(low), "high": float(high)}
+        rows.append(row | {"n": len(questions)})
+    chance = float(np.mean([1 / len(q.choices) for q in questions]))
+    return [*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}]
+
+
+def answers(
+    model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
+) -> tuple[Int[ndarray, " N"], Int[ndarray, " N"]]:
+    """The choice that each question gets: of highest log-likelihood, and of highest log-likelihood per character."""
+    limit = model.config.num_positions
+    pairs = [(q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices]
+    scores = log_likelihoods(model, [_encode(tokenizer, *pair, limit) for pair in pairs], **settings)
+    sizes = np.array([len(choice) for _, choice in pairs], np.float64)
+    ends = np.cumsum([len(q.choices) for q in questions])[:-1]
+    whole, per_character = np.split(scores, ends), np.split(scores / sizes, ends)
+    return np.array([s.argmax() for s in whole]), np.array([s.argmax() for s in per_character])
+
+
+def _encode(tokenizer: Any, prompt: str, choice: str, limit: int) -> Passage:
+    """The prompt and a choice, of which the choice is scored; a prompt that is too long loses its beginning.
+
+    What is scored begins where the tokens part from those of the prompt alone: a tokenizer may join the two.
+    """
+    alone, joined = (tokenizer(text, verbose=False)["input_ids"] for text in (prompt, f"{prompt} {choice}"))
+    shared = 0
+    while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
+        shared += 1
+    cut = max(len(joined) - limit, 0)
+    return Passage(np.asarray(joined[cut:], np.int32), max(shared - cut, 1))

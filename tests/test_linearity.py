@@ -1,0 +1,229 @@
+"""Linearity against the formulas of the paper in float64, and what is reported of it."""
+
+import ast
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jmat import linearity_report as report
+from jmat.data.examples import Split
+from jmat.linearity import Measured, PerToken, measure, part_pairs, step_pairs
+from jmat.plots import plot_r2
+from jmat.results import write_results
+from jmat.streaming import all_positions, packed_batches
+from tests.families import BY_NAME
+from tests.hf import CASES, ours
+from tests.test_experiments import on, rows_of, run
+from tests.test_reference import REFERENCE
+from tests.test_streaming import in_memory
+
+CASE = {case.name: case for case in CASES} | BY_NAME
+FAMILIES = ("gpt2-plain", "bert-plain", "llama-plain", "gpt_neox-parallel", "opt-350m")
+
+
+def random_split(vocab, sentences, seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 13, sentences).astype(np.int32)
+    tokens = rng.integers(0, vocab, lengths.sum()).astype(np.int32)
+    return Split(tokens=tokens, lengths=lengths, positions=np.zeros(sentences, np.int32))
+
+
+def batches_of(split, read=None):
+    read = all_positions(split) if read is None else read
+    return packed_batches(split, read, tokens_per_batch=512, row_multiple=jax.local_device_count())
+
+
+def least_squares(x, y):
+    """W, b of the affine fit, in float64."""
+    X = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
+    scale = np.linalg.norm(X, axis=0)
+    full = np.linalg.lstsq(X / scale, y.astype(np.float64), rcond=1e-6)[0] / scale[:, None]
+    return full[:-1], full[-1]
+
+
+def centred_square(values):
+    wide = values.astype(np.float64)
+    return ((wide - wide.mean(0)) ** 2).sum()
+
+
+def direct(x, y, error_of=None):
+    """Both scores as PROTOCOL 7 defines them: for the fit's own text, or for a map (W, b)."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    W, b = least_squares(x, y) if error_of is None else error_of
+    error = ((y - x @ W - b) ** 2).sum()
+    return 1 - error / centred_square(y), 1 - error / centred_square(y - x)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_the_formula(name):
+    model = ours(CASE[name])
+    L, D = model.config.layers, model.config.width
+    fit, held_out = (random_split(37, count, seed) for seed, count in ((1, 80), (2, 30)))
+    labels = step_pairs(L, all_pairs=True) | part_pairs(L)
+    measured = measure(model, batches_of(fit), batches_of(held_out), labels)
+    figures = report.resampled(measured, held_out, labels, samples=20)
+    sites = dict.fromkeys(site for pair in labels for site in pair)
+    acts, other = (in_memory(model, split, all_positions(split), sites) for split in (fit, held_out))
+    n = len(fit.tokens)
+    for pair in labels:
+        x, y = (acts[site] for site in pair)
+        found = measured.in_sample[pair]
+        score, without = direct(x, y)
+        assert found.score == pytest.approx(score, abs=3e-6), pair
+        assert found.without_residual == pytest.approx(without, abs=3e-6 * max(1, abs(without))), pair
+        assert found.adjusted(found.score) == pytest.approx(1 - (1 - score) * (n - 1) / (n - D - 1), abs=3e-6), pair
+        score, without = direct(other[pair[0]], other[pair[1]], least_squares(x, y))
+        assert figures[pair, "linearity_held_out"][0] == pytest.approx(score, abs=1e-4), pair
+        got = figures[pair, "linearity_without_residual_held_out"][0]
+        assert got == pytest.approx(without, abs=1e-4 * max(1, abs(without))), pair
+    pair = ("embed", "block.0")
+    x, y = (other[site].astype(np.float64) for site in pair)
+    norms = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+    assert figures[pair, "cosine"][0] == pytest.approx(((x * y).sum(1) / norms[0] / norms[1]).mean(), abs=1e-5)
+    ratio = (np.linalg.norm(y - x, axis=1) / norms[0]).mean()
+    assert figures[pair, "contribution_norm"][0] == pytest.approx(ratio, rel=1e-5)
+    s = np.linalg.svd(acts["embed"].astype(np.float64) - acts["embed"].mean(0, dtype=np.float64), compute_uv=False)
+    assert measured.anisotropy[0] == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def bundled(gpt2, gpt2_examples):
+    """The reference GPT-2, measured on a few sentences."""
+    splits = []
+    for split, count in ((gpt2_examples.fit, 60), (gpt2_examples.eval, 40)):
+        lengths = split.lengths[:count]
+        splits.append(Split(tokens=split.tokens[: lengths.sum()], lengths=lengths, positions=split.positions[:count]))
+    labels = step_pairs(4, all_pairs=True) | part_pairs(4)
+    batches = [batches_of(split, all_positions(split, skip_first=1)) for split in splits]
+    return labels, splits[1], measure(gpt2, *batches, labels)
+
+
+def all_rows(labels, held_out, measured):
+    figures = report.resampled(measured, held_out, labels, samples=50, seed=3)
+    rows = report.linearity_rows(measured, labels, figures) + report.error_rows(measured, labels)
+    rows += report.token_rows(measured, held_out, labels, str)
+    rows += [row | {"checkpoint": "step-1"} for row in report.linearity_rows(measured, labels, figures)]
+    difference = report.difference_rows(labels, figures, figures, len(measured.tokens))
+    return rows + [row | {"against": "other"} for row in difference]
+
+
+def test_rows_and_figures(bundled, tmp_path):
+    labels, _, measured = bundled
+    rows = all_rows(*bundled)
+    results = json.loads(json.dumps(write_results(tmp_path, "linearity", {}, rows)))
+    own = [row for row in results["rows"] if not {"checkpoint", "against"} & row.keys()]
+    scores = [f"linearity{a}{b}" for a in ("", "_without_residual") for b in ("", "_adjusted", "_held_out")]
+    for label in labels.values():
+        mine = [row for row in own if label.items() <= row.items() and ("target" in label or "target" not in row)]
+        assert {row["metric"] for row in mine} >= set(scores)
+    for row in own:
+        assert "low" not in row or row["low"] <= row["value"] <= row["high"]
+        assert ("low" in row) == (
+            row["metric"].endswith("held_out") or row["metric"] in ("contribution_norm", "cosine")
+        )
+    step = {row["metric"]: row["value"] for row in own if (row.get("layer"), row.get("target")) == (1, 2)}
+    assert step["linearity_adjusted"] < step["linearity"] > step["linearity_held_out"]
+    assert step["linearity_without_residual"] < step["linearity"] < 1
+    assert [row["layer"] for row in own if row["metric"] == "anisotropy"] == [0, 1, 2, 3, 4]
+    shares = [row["value"] for row in own if row["metric"] == "token_error_share" and row["layer"] == 2]
+    assert sum(shares) == pytest.approx(1)
+    differences = [row for row in results["rows"] if row["metric"].endswith("_difference")]
+    assert {row["value"] for row in differences} == {row["low"] for row in differences} == {0.0}
+    drawers = (report.plot_linearity, report.plot_geometry, report.plot_errors, report.plot_checkpoints)
+    for number, draw in enumerate((*drawers, report.plot_difference)):
+        draw(results, tmp_path / f"{number}.png", title="a title")
+        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
+    plot_r2({"rows": own}, tmp_path / "pairs.png", metric="linearity_held_out")
+    assert len(measured.tokens) == next(row["n"] for row in own if row["metric"] == "linearity_held_out")
+
+
+def test_least_and_most_linear_tokens(bundled):
+    labels, held_out, measured = bundled
+    rows = report.token_rows(measured, held_out, labels, lambda token: f"<{token}>")
+    least = [row for row in rows if row["extreme"] == "least_linear"]
+    most = [row for row in rows if row["extreme"] == "most_linear"]
+    assert least[0]["value"] >= least[-1]["value"] >= most[-1]["value"] >= most[0]["value"]
+    ids = held_out.tokens[measured.tokens]
+    steps = [pair for pair, label in labels.items() if label.get("target") == label["layer"] + 1]
+    error = np.mean([measured.per_token[p].error / measured.per_token[p].total.mean() for p in steps], axis=0)
+    for row in rows:
+        here = ids == row["token_id"]
+        assert (row["token"], row["n"]) == (f"<{row['token_id']}>", here.sum())
+        assert row["value"] == pytest.approx(error[here].mean(), rel=1e-5)
+        assert row["n"] >= 10
+
+
+def test_sentences_are_resampled_whole():
+    """Tokens of a sentence that all err alike are one observation, not ten."""
+    rng = np.random.default_rng(0)
+    lengths = np.full(30, 10, np.int32)
+    split = Split(tokens=np.zeros(300, np.int32), lengths=lengths, positions=np.zeros(30, np.int32))
+    ones = np.ones(300, np.float32)
+    labels = step_pairs(1)
+    widths = []
+    for error in (np.repeat(rng.random(30), 10), rng.random(300)):
+        each = PerToken(error.astype(np.float32), ones, ones, ones, ones, 0.0, 0.0)
+        measured = Measured({}, {}, dict.fromkeys(labels, each), np.arange(300), [])
+        values = report.resampled(measured, split, labels)[next(iter(labels)), "linearity_held_out"]
+        assert values[0] == pytest.approx(1 - error.mean(), abs=1e-6)
+        widths.append(values[1:].std())
+    assert widths[0] > 2 * widths[1]
+
+
+def test_what_has_no_value_says_why(bundled):
+    labels, held_out, measured = bundled
+    flat = PerToken(*[np.zeros(len(measured.tokens), np.float32)] * 5, 0.0, 0.0)
+    broken = Measured(measured.in_sample, {}, dict.fromkeys(labels, flat), measured.tokens, [])
+    figures = report.resampled(broken, held_out, labels, samples=5)
+    rows = [row for row in report.linearity_rows(broken, labels, figures) if row["metric"].endswith("held_out")]
+    assert {(row["value"], row["note"]) for row in rows} == {(None, "the target does not vary")}
+
+
+def cut_examples(path, family, sentences):
+    """The first sentences of the reference examples."""
+    arrays = {}
+    for part, count in zip(("fit", "eval"), sentences, strict=True):
+        full = np.load(REFERENCE / family / "examples.npz")
+        lengths = full[f"{part}_lengths"][:count]
+        arrays[f"{part}_lengths"] = lengths
+        arrays[f"{part}_tokens"] = full[f"{part}_tokens"][: lengths.sum()]
+        arrays[f"{part}_positions"] = full[f"{part}_positions"][:count]
+    np.savez(path, **arrays)
+    return arrays
+
+
+@pytest.mark.slow
+def test_script(tmp_path):
+    arrays = cut_examples(tmp_path / "few.npz", "gpt2", (150, 60))
+    model, out = REFERENCE / "gpt2", tmp_path / "out"
+    given = {"examples": tmp_path / "few.npz", "protocol": "jmat", "skip_first": 2, "all_pairs": True}
+    printed, said = run("linearity", *on("gpt2", out, revisions=model, against=model, **given))
+    rows = rows_of(out)
+    counts = {row["metric"]: row["n"] for row in rows if row["map"] == "attn"}
+    assert counts["linearity"] == np.maximum(arrays["fit_lengths"] - 2, 0).sum()
+    assert counts["linearity_held_out"] == np.maximum(arrays["eval_lengths"] - 2, 0).sum()
+    pairs = {(row["layer"], row["target"]) for row in rows if row["map"] == "mat" and "layer" in row}
+    assert pairs == {(i, j) for i in range(4) for j in range(i + 1, 5)}
+    own = [row for row in rows if row["metric"] == "linearity" and not {"checkpoint", "against"} & row.keys()]
+    again = [row for row in rows if row["metric"] == "linearity" and row.get("checkpoint") == str(model)]
+    assert [row["value"] for row in own] == [row["value"] for row in again]
+    assert all(row["value"] == 0 for row in rows if row["metric"].endswith("_difference"))
+    for name in ("linearity", "geometry", "errors", "checkpoints", "difference", "pairs"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
+    for word in ("held out", "adjusted", "least linear", "anisotropy", str(out)):
+        assert word in printed, word
+    assert "tokens to fit on" in said
+    _, said = run("linearity", *on("gpt2", tmp_path / "no", against=REFERENCE / "bert"), code=1)
+    assert "only models of one shape" in said
+    _, said = run("linearity", *on("gpt2", tmp_path / "no", skip_first=3, overwrite=True), code=1)
+    assert "needs --protocol=jmat" in said
+
+
+def test_docstring_opens_with_the_question_and_gives_the_command():
+    script = pathlib.Path(__file__).parent.parent / "experiments" / "linearity.py"
+    docstring = ast.get_docstring(ast.parse(script.read_text()))
+    assert "?" in docstring.split("\n\n")[0]
+    assert "python -m experiments.linearity" in docstring

@@ -1,0 +1,318 @@
+"""Pruned models: the fold is exact, saved folders are what transformers computes, scores are their formulas, maps and
+distillation lose less than deletion, and a sweep compiles nothing new.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import jmat
+from jmat import forward
+from jmat.checkpoint import parameters, with_parameters
+from jmat.data.examples import Split
+from jmat.maps import MapsInfo, model_hash
+from jmat.prune import merge, plans, report, scores, surgery
+from jmat.prune.heal import distil
+from jmat.prune.measure import compare_on_text, cost, quality_rows, time_per_token, whole_sentences
+from jmat.prune.stand_ins import METHODS, label, stand_ins, stretches
+from tests import families, hf
+from tests.test_experiments import on, rows_of, run
+
+# Four blocks each, or what the case says; removed are the last block and, of longer ones, the second.
+SLIDING = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+MERGEABLE = [
+    hf.gpt2("by-layer", n_layer=4, scale_attn_by_inverse_layer_idx=True),
+    families.llama("plain", num_hidden_layers=4),
+    families.opt("plain", num_hidden_layers=4),
+    families.gpt_neox("parallel", num_hidden_layers=4),
+    families.bloom("from-norm", n_layer=4, apply_residual_connection_post_layernorm=True),
+]
+DELETABLE = [
+    families.llama("alternate", "Qwen3", num_hidden_layers=4, head_dim=8, use_sliding_window=True, sliding_window=3,
+        layer_types=SLIDING),
+    families.gpt_neo("plain"),
+    hf.bert("plain", num_hidden_layers=4),
+    families.distilbert("plain", n_layers=4),
+]  # fmt: skip
+REMOVED = (1, 3)
+INFO = MapsInfo(model="m", model_hash="", protocol="din2023", corpus="c", n=1, seed=0, dtype="float32")
+
+
+def name(case):
+    return case.name
+
+
+def tokens_for(case, length=9):
+    return np.random.default_rng(0).integers(0, case.fields["vocab_size"], (2, length), dtype=np.int32)
+
+
+def small(split, count):
+    """The first sentences of a split."""
+    size = int(split.lengths[:count].sum())
+    return Split(split.tokens[:size], split.lengths[:count], split.positions[:count])
+
+
+def by_transformers(case, folder, tokens):
+    model = getattr(transformers, case.model).from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model, model(torch.from_numpy(tokens).long()).logits.numpy()
+
+
+def logits_of(model, tokens, sites=None):
+    return np.asarray(jmat.run(model, tokens, sites=sites, keep=("logits",))[1]["logits"])
+
+
+@pytest.mark.parametrize("case", MERGEABLE, ids=name)
+def test_merged_folder_is_the_model_with_maps(case, tmp_path):
+    model, tokens = hf.ours(case), tokens_for(case)
+    rng = np.random.default_rng(1)
+    F, D = model.config.ffn_width, model.config.width
+
+    def random_map():
+        bias = rng.normal(0, 0.3, D).astype(np.float32) if model.config.ffn_bias else None
+        return jmat.Linear(rng.normal(0, 0.3 / np.sqrt(F), (F, D)).astype(np.float32), bias)
+
+    maps = {stretch: random_map() for stretch in stretches(REMOVED)}
+    inserted = logits_of(model, tokens, stand_ins(model, "merge", REMOVED, maps))
+    surgery.save_pruned(tmp_path, model, "merge", REMOVED, maps, INFO)
+    merged, _, sites = surgery.load_pruned(tmp_path)
+    assert merged.config.layers == 2
+    assert not sites
+    if case.name.startswith("gpt2"):  # the others: by transformers alone
+        np.testing.assert_allclose(logits_of(merged, tokens), inserted, atol=1e-5 * np.abs(inserted).max())
+    theirs, logits = by_transformers(case, tmp_path, tokens)
+    assert theirs.config.num_hidden_layers == 2
+    np.testing.assert_allclose(logits, inserted, atol=1e-5 * np.abs(inserted).max())
+
+
+@pytest.mark.parametrize("case", DELETABLE, ids=name)
+def test_deleted_folder_is_the_model_that_skips_blocks(case, tmp_path):
+    model, tokens = hf.ours(case), tokens_for(case)
+    skipped = logits_of(model, tokens, stand_ins(model, "delete", REMOVED, {}))
+    surgery.save_pruned(tmp_path, model, "delete", REMOVED, {}, INFO)
+    _, logits = by_transformers(case, tmp_path, tokens)
+    np.testing.assert_allclose(logits, skipped, atol=3e-5 * np.abs(skipped).max())
+    assert np.abs(logits_of(model, tokens) - skipped).max() > 1e-2
+
+
+def test_a_model_with_maps_comes_back(gpt2, tmp_path):
+    info = MapsInfo(**{**INFO.__dict__, "model_hash": model_hash(parameters(gpt2))})
+    rng = np.random.default_rng(0)
+    maps = {(1, 3): jmat.Linear(rng.normal(size=(64, 64)).astype(np.float32))}
+    surgery.save_pruned(tmp_path, gpt2, "map", (2, 1), maps, info)
+    model, _, sites = surgery.load_pruned(tmp_path)
+    tokens = np.arange(12, dtype=np.int32)[None]
+    expected = logits_of(gpt2, tokens, stand_ins(gpt2, "map", (1, 2), maps))
+    np.testing.assert_array_equal(logits_of(model, tokens, sites), expected)
+    about = json.loads((tmp_path / "pruned.json").read_text())
+    (tmp_path / "pruned.json").write_text(json.dumps(about | {"removed": [1]}))
+    with pytest.raises(ValueError, match="not those of blocks 1"):
+        surgery.load_pruned(tmp_path)
+    surgery.save_pruned(tmp_path, gpt2, "delete", (1,), {}, info)  # leaves nothing of the maps behind
+    assert not surgery.load_pruned(tmp_path)[2]
+
+
+def test_what_cannot_be_merged_is_refused(bert, gpt2):
+    for config in (bert.config, families.config_of(families.opt("350m", do_layer_norm_before=False))):
+        with pytest.raises(ValueError, match=f"{config.family} model: it is post-norm"):
+            merge.check_mergeable(config)
+    with pytest.raises(ValueError, match="leave --intercept out"):
+        merge.check_mergeable(families.config_of(families.llama("plain")), intercept=True)
+    with pytest.raises(ValueError, match="block 0 cannot be merged"):
+        merge.fold(gpt2, {(0, 1): jmat.Linear(np.zeros((256, 64), np.float32))})
+    with pytest.raises(ValueError, match="at least one must be left"):
+        surgery.remove_blocks(gpt2, range(4))
+    with pytest.raises(ValueError, match="block 4 cannot be removed"):
+        surgery.remove_blocks(gpt2, [4])
+    wrong = ({"method": "cut"}, {"score": "size"}, {"rescore": True, "spans": True}, {"ridge": -1.0})
+    for settings in wrong:
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            plans.How(**settings).check(gpt2.config, 1)
+    with pytest.raises(ValueError, match=r"remove=4: expected 1 \.\. 3"):
+        plans.How().check(gpt2.config, 4)
+
+
+def test_stretches_and_labels():
+    assert stretches({5, 2, 6}) == [(2, 3), (5, 7)]
+    assert label((6, 2, 5)) == "2,5-6"
+    assert label(()) == "none"
+
+
+def test_scores_are_their_formulas():
+    rng = np.random.default_rng(0)
+    h = rng.normal(size=(3, 200, 5)).astype(np.float32)
+    h[1] = h[0] @ rng.normal(size=(5, 5)).astype(np.float32) + 0.3 * h[1]
+    streams, pairs = list(h), [(0, 1), (0, 2), (1, 2)]
+
+    def by_hand(score, X, Y):
+        X, Y = X.astype(np.float64), Y.astype(np.float64)
+        cosine = (X * Y).sum(1) / np.linalg.norm(X, axis=1) / np.linalg.norm(Y, axis=1)
+        if score in ("block_influence", "angular"):
+            return 1 - cosine.mean() if score == "block_influence" else np.arccos(cosine).mean() / np.pi
+        Y = Y - X if score == "linearity_without_residual" else Y
+        X, Y = ((v - v.mean(0)) / np.linalg.norm(v - v.mean(0)) for v in (X, Y))
+        return 1 - np.square(Y - X @ np.linalg.lstsq(X, Y, rcond=None)[0]).sum()
+
+    for score in scores.SCORES[:-1]:
+        found = scores.stretch_scores(score, streams, pairs)
+        for i, j in pairs:
+            assert found[i, j] == pytest.approx(by_hand(score, streams[i], streams[j]), abs=1e-5), score
+    assert scores.in_order("linearity", {(0, 1): 0.2, (1, 2): 0.9}) == [(1, 2), (0, 1)]
+    assert scores.in_order("kl", {(0, 1): 0.2, (1, 2): 0.9}) == [(0, 1), (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def whole(gpt2, gpt2_examples):
+    return plans.teacher(gpt2, small(gpt2_examples.fit, 600))
+
+
+@pytest.fixture(scope="module")
+def text(gpt2_examples):
+    return whole_sentences(small(gpt2_examples.eval, 64))
+
+
+def test_a_block_that_does_nothing_goes_first(gpt2, gpt2_examples, text):
+    arrays = dict(parameters(gpt2))
+    for part in ("attn.o", "ffn.down"):
+        for param in ("kernel", "bias"):
+            arrays[f"blocks.2.{part}.{param}"] = jax.numpy.zeros_like(arrays[f"blocks.2.{part}.{param}"])
+    idle = plans.teacher(with_parameters(gpt2, arrays), small(gpt2_examples.fit, 200))
+    for score in scores.SCORES:
+        [(pruned, scored)] = plans.prune(idle, plans.How(score=score, score_sentences=32), 1)
+        assert pruned.removed == (2,), score
+        assert len(scored.scores) == 4
+    sums = compare_on_text(idle.model, text, {"without": pruned.sites(idle.model, "delete"), "whole": {}})
+    np.testing.assert_allclose(sums["without"].nats, sums["whole"].nats, rtol=1e-4)
+    assert np.abs(sums["without"].kl).max() < 1e-4
+    assert (sums["without"].agree == sums["without"].predictions).all()
+
+
+def test_sums_are_those_of_the_text(gpt2, text):
+    sums = compare_on_text(gpt2, text, {0: stand_ins(gpt2, "delete", (1,), {}), 1: {}}, tokens_per_batch=512)
+    split = text.split
+    for row in (0, 5):
+        tokens = split.tokens[split.starts[row] :][: split.lengths[row]][None]
+        both = (None, stand_ins(gpt2, "delete", (1,), {}))
+        log_p, log_q = (np.asarray(jax.nn.log_softmax(logits_of(gpt2, tokens, s)[0, :-1])) for s in both)
+        p, targets = np.exp(log_p), tokens[0, 1:]
+        assert sums[0].predictions[row] == len(targets)
+        assert sums[1].nats[row] == pytest.approx(-log_p[np.arange(len(targets)), targets].sum(), rel=1e-4)
+        assert sums[0].nats[row] == pytest.approx(-log_q[np.arange(len(targets)), targets].sum(), rel=1e-4)
+        assert sums[0].kl[row] == pytest.approx((p * (log_p - log_q)).sum(), rel=1e-3)
+        assert sums[0].agree[row] == (p.argmax(-1) == log_q.argmax(-1)).sum()
+    rows = quality_rows(sums, {0: {"removed": 1}, 1: {"removed": 0}})
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+    perplexity = next(row for row in rows if row["metric"] == "perplexity" and row["removed"] == 1)
+    assert perplexity["value"] == pytest.approx(np.exp(sums[0].nats.sum() / sums[0].predictions.sum()))
+    broken = {0: sums[0]._replace(kl=sums[0].kl * np.nan)}
+    assert [row["value"] is None for row in quality_rows(broken, {0: {}})] == [False, True, False]
+
+
+def test_masked_models_predict_what_is_masked(bert, bert_examples):
+    split = small(bert_examples.eval, 40)
+    text = whole_sentences(split, mask_token=4, most=24)
+    assert (text.split.tokens[text.split.starts + text.split.positions] == 4).all()
+    assert (text.targets == split.tokens[split.starts + split.positions][:24]).all()
+    sums = compare_on_text(bert, text, {"whole": {}, "cut": stand_ins(bert, "delete", (1,), {})})
+    assert (sums["whole"].predictions == 1).all()
+    assert sums["cut"].kl.mean() > 0.01
+
+
+def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text):
+    kl, said, losses = {}, [], []
+    for method in METHODS:
+        how = plans.How(method=method, score="block_influence", refit="sequential", distil_steps=25, rescore=True)
+        *_, (pruned, _) = plans.prune(whole, how, 2, log=said.append)
+        sums = compare_on_text(whole.model, text, {0: pruned.sites(whole.model, method)})[0]
+        kl[method] = sums.kl.sum() / sums.predictions.sum()
+    assert kl["map"] < kl["delete"]
+    assert kl["merge"] < kl["delete"]
+    assert kl["distil"] < kl["map"]
+    assert any(line.startswith("distil step 25/25: loss") for line in said)
+    one_batch = small(whole.split, 24)  # so that the steps' losses can be compared
+    maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
+    distil(whole.model, one_batch, maps, steps=20, log=lambda step, loss: losses.append(loss), log_every=5)
+    assert losses[-1] < 0.98 * losses[0]
+
+
+def test_merge_fits_the_contribution(whole):
+    """With as many features as the stream holds, the fit is that of numpy in float64."""
+    for features in merge.FEATURES:
+        how = plans.How(method="merge", merge_from=features, ridge=1e-2, intercept=True)
+        linear = plans.fit_maps(whole, how, [2])[2, 3]
+        site = merge.features_site(2, "hidden")
+        [x] = whole.read((site,), {})
+        ffn = whole.model.blocks[1].ffn
+        x = jax.numpy.asarray(x)
+        hidden = np.asarray(ffn.hidden(x), np.float64)
+        contribution = (whole.streams[3] - whole.streams[2]).astype(np.float64)
+        X = hidden if features == "hidden" else np.asarray(ffn(x), np.float64)
+        centred, Y = X - X.mean(0), contribution - contribution.mean(0)
+        W = np.linalg.solve(centred.T @ centred + 1e-2 * np.eye(X.shape[1]), centred.T @ Y)
+        expected = centred @ W + contribution.mean(0)
+        error = np.linalg.norm(np.asarray(linear(hidden.astype(np.float32))) - expected)
+        assert error < 1e-3 * np.linalg.norm(expected), features
+
+
+def test_a_sweep_compiles_nothing_new(whole, text):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    split = small(whole.split, 40)
+    linear = jmat.Linear(np.eye(64, dtype=np.float32))
+    for stretch in ((0, 2), (1, 2), (3, 4)):
+        if stretch == (1, 2):
+            compiled.clear()
+            programs = forward._block._cache_size()
+        distil(whole.model, split, {stretch: linear}, steps=2, kl_weight=0.1)
+        compare_on_text(whole.model, text, {0: stand_ins(whole.model, "map", range(*stretch), {stretch: linear})})
+    assert forward._block._cache_size() == programs
+    assert not compiled
+
+
+def test_costs_and_spans(whole, text):
+    how = plans.How(method="map", score="angular", spans=True)
+    chosen = [pruned for pruned, _ in plans.prune(whole, how, 2)]
+    assert [len(pruned.removed) for pruned in chosen] == [1, 2]
+    assert np.diff(chosen[1].removed) == [1]
+    assert list(chosen[1].maps) == [(chosen[1].removed[0], chosen[1].removed[1] + 1)]
+    sizes = [cost(whole.model, "map", p.removed, p.maps, 10.0) for p in (plans.Pruned((), {}), *chosen)]
+    block = sum(v.size for path, v in parameters(whole.model).items() if path.startswith("blocks.0."))
+    assert sizes[0]["parameters"] - sizes[1]["parameters"] == block - 64 * 64
+    assert sizes[1]["parameters"] - sizes[2]["parameters"] == block  # one map for both
+    assert sizes[2]["flops"] < sizes[1]["flops"] < sizes[0]["flops"]
+    assert min(time_per_token(whole.model, text, {0: (whole.model, {})}, repeats=1).values()) > 0
+
+
+def test_figure_of_methods(tmp_path):
+    rows = [
+        {"method": method, "removed": k, "metric": metric, "value": k + 1.0}
+        for method in METHODS
+        for k in range(3)
+        for metric in ("perplexity", "kl", "precision@1")
+    ]
+    report.plot_prune({"rows": rows}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        report.plot_prune({"rows": rows[:0]}, tmp_path / "figure.png")
+
+
+def test_script(tmp_path):
+    out = tmp_path / "out"
+    printed, said = run("prune", *on("gpt2", out, method="merge", remove=2, score="block_influence", save="true"))
+    rows = [row for row in rows_of(out) if row.get("removed") == 2]
+    assert {row["metric"] for row in rows} == set(report.METRICS)
+    blocks = rows[0]["blocks"]
+    assert f"without blocks {blocks}" in said
+    assert blocks in printed
+    assert (out / "prune.png").exists()
+    maps, _ = jmat.load_maps(out)
+    assert all(key.startswith("merge.") for key in maps)
+    model, tokenizer = jmat.load(out / "model")
+    assert model.config.layers == 2
+    assert tokenizer is not None
