@@ -77,19 +77,7 @@ class Job:
 
     def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Activations of the fit and of the evaluation examples, by site."""
-        splits = (("fit", self.examples.fit), ("eval", self.examples.eval))
-        fit, held_out = (
-            capture(
-                self.model,
-                split,
-                keep,
-                mask_token=self.mask_token,
-                tokens_per_batch=FLAGS.tokens_per_batch,
-                progress=f"capture {name}",
-            )
-            for name, split in splits
-        )
-        return fit, held_out
+        return capture_both(self.model, self.examples, keep, self.mask_token)
 
     def next_tokens(self) -> np.ndarray:
         """The token that each evaluation example's prediction is about; -1 where the sentence ends."""
@@ -114,13 +102,7 @@ class Job:
 
 def start(experiment: str, *, needs_head: bool = True) -> Job:
     """Checks the flags, claims the output folder and loads the model, which must have a head if that is needed."""
-    if FLAGS.dtype == "float32":
-        # Accelerators multiply float32 at lower precision unless told not to.
-        jax.config.update("jax_default_matmul_precision", "highest")
-    config = own_flags()
-    name = pathlib.Path(FLAGS.model).name
-    out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{name}")
-    claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
+    config, out = claim(experiment)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer = load(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
@@ -132,6 +114,17 @@ def start(experiment: str, *, needs_head: bool = True) -> Job:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
     source = FLAGS.examples or FLAGS.corpus
     return Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
+
+
+def claim(experiment: str) -> tuple[dict[str, Any], pathlib.Path]:
+    """The flags and the output folder of the run, which is claimed for it; settles the precision of products."""
+    if FLAGS.dtype == "float32":
+        # Accelerators multiply float32 at lower precision unless told not to.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    config = own_flags()
+    out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}")
+    claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
+    return config, out
 
 
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
@@ -158,6 +151,24 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
             examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)
     check_examples(examples, model.config)
     return examples
+
+
+def capture_both(
+    model: Any, examples: Examples, keep: Sequence[str], mask_token: int | None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Activations of a model at the fit and at the evaluation examples, by site."""
+    fit, held_out = (
+        capture(
+            model,
+            split,
+            keep,
+            mask_token=mask_token,
+            tokens_per_batch=FLAGS.tokens_per_batch,
+            progress=f"capture {name}",
+        )
+        for name, split in (("fit", examples.fit), ("eval", examples.eval))
+    )
+    return fit, held_out
 
 
 def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:

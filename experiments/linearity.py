@@ -107,10 +107,6 @@ def text(job: common.Job, split: Split) -> Split:
 def packed(job: common.Job, split: Split) -> list[Batch]:
     """Batches of the sentences, with the tokens marked that --tokens, --protocol and --skip_first leave in."""
     jmat, causal = FLAGS.protocol == "jmat", job.model.config.causal
-    if not jmat and (FLAGS.skip_first or FLAGS.skip_special):
-        raise ValueError(
-            "--protocol=din2023 leaves no token out; --skip_first and --skip_special need --protocol=jmat."
-        )
     if FLAGS.tokens == "sampled":
         read = sampled_positions(split)
     else:
@@ -153,15 +149,14 @@ def plot(job: common.Job, results: dict[str, Any]) -> list[str]:
     for file, draw in figures.items():
         draw(results, job.out / file, title=name if file != "difference.png" else f"{name} − {FLAGS.against}")
     if FLAGS.all_pairs:
-        own = {**results, "rows": [row for row in results["rows"] if not {"checkpoint", "against"} & row.keys()]}
+        own = {**results, "rows": report.own_rows(results["rows"])}
         plot_r2(own, job.out / "pairs.png", metric="linearity_held_out", title=f"{name}: linearity of all pairs")
     return [*figures, *(["pairs.png"] if FLAGS.all_pairs else [])]
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
     """Scores by layer, sub-modules, geometry, and the tokens at either end."""
-    own = [row for row in rows if not {"checkpoint", "against"} & row.keys()]
-    steps = [row for row in own if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+    own, steps = report.own_rows(rows), report.step_rows(rows)
     kinds = {"": "in sample", "_adjusted": "adjusted", "_held_out": "held out"}
     names = {"linearity": "with the residual", "linearity_without_residual": "without"}
     look = {f"{score}{kind}": (names[score], kinds[kind]) for score in names for kind in kinds}

@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture import capture, check_examples, stream_sites, target_tokens
+from jmat.capture import check_examples, stream_sites, target_tokens
 from jmat.checkpoint.load import load
 from jmat.plots import plot_by_layer
 from jmat.probe import CLASSIFIERS, labelled_examples, probe_rows, read_labelled, token_classes
@@ -66,11 +66,8 @@ def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[di
         labels = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
     check_examples(examples, model.config)
     sites = stream_sites(model.config.layers)
-    settings = {"mask_token": mask_token, "tokens_per_batch": job.config["tokens_per_batch"]}
-    fit, held_out = (
-        dict(enumerate(capture(model, split, sites, progress=f"capture {name}", **settings).values()))
-        for name, split in (("fit", examples.fit), ("eval", examples.eval))
-    )
+    both = common.capture_both(model, examples, sites, mask_token)
+    fit, held_out = (dict(enumerate(acts.values())) for acts in both)
     return probe_rows(
         fit, held_out, labels, classifier=_CLASSIFIER.value, groups=examples.eval.rows, seed=seed, progress="probe"
     )

@@ -10,15 +10,12 @@ model and a few hundred lines. Chance is 1 / choices: a small model is hardly ab
 fall to it.
 """
 
-import pathlib
-
-import jax
 from absl import flags
 
 from experiments import cli, common
 from jmat.data.corpus import text_sentences
 from jmat.prune.surgery import load_pruned
-from jmat.results import claim_output_folder, format_table, write_results
+from jmat.results import format_table, write_results
 from jmat.tasks import check_causal, read_task, task_rows, text_rows
 
 _TEXT = flags.DEFINE_list("text", [], "Text files, one sentence or paragraph a line: perplexity.")
@@ -36,11 +33,7 @@ def main(argv: list[str]) -> None:
         raise ValueError("nothing to measure: give text files with --text, or JSONL files with --tasks.")
     texts = {path: text_sentences(path) for path in _TEXT.value}
     tasks = {path: read_task(path) for path in _TASKS.value}
-    if FLAGS.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "highest")
-    config = common.own_flags()
-    out = pathlib.Path(FLAGS.out or f"runs/tasks-{pathlib.Path(FLAGS.model).name}")
-    claim_output_folder(out, "tasks", config, overwrite=FLAGS.overwrite)
+    config, out = common.claim("tasks")
     cli.say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)

@@ -132,9 +132,8 @@ def check_examples(examples: Examples, config: ModelConfig) -> None:
 
 def mask_positions(split: Split, mask_token: int) -> Split:
     """One sentence an example, with the mask token at its position."""
-    starts, lengths = split.starts[split.rows], split.lengths[split.rows]
-    where = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
-    tokens = split.tokens[where]
+    lengths = split.lengths[split.rows]
+    tokens = split.tokens[split.places(split.rows)]
     ends = np.cumsum(lengths)
     tokens[ends - lengths + split.positions] = mask_token
     rows = np.arange(split.num_examples, dtype=np.int32)

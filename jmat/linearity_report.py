@@ -9,14 +9,13 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
 from jmat.data.examples import Split
 from jmat.linearity import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
 from jmat.moments import Pair
-from jmat.plots import draw, key, legend, line
+from jmat.plots import count_axis, draw, key, legend, line
 from jmat.sites import SUBMODULES
 
 Row = Mapping[str, Any]
@@ -160,6 +159,16 @@ def _row(label: Mapping[str, Any], metric: str, value: Any, n: int) -> dict[str,
     return row
 
 
+def own_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the model itself: not those of checkpoints, of another model, or of differences."""
+    return [row for row in rows if not {"checkpoint", "against"} & row.keys()]
+
+
+def step_rows(rows: Sequence[Row]) -> list[Row]:
+    """The model's rows of steps from a layer to the next."""
+    return [row for row in own_rows(rows) if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+
+
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 _KINDS = {"": ("#999999", "s"), "_adjusted": ("#E69F00", "^"), "_held_out": ("#0072B2", "o")}
@@ -170,7 +179,7 @@ def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, titl
     """Over the layers: linearity of each step with and without the residual (in sample, adjusted, held out), then of
     the sub-modules, held out.
     """
-    steps, parts = _steps(results), [row for row in _own(results) if row["map"] in SUBMODULES]
+    steps, parts = step_rows(results["rows"]), [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES]
     scores = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
 
     def fill(figure: Figure) -> None:
@@ -192,7 +201,7 @@ def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, titl
 
 def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
     """Over the layers: what a block adds against the stream, the cosine between neighbours, anisotropy."""
-    rows = [*_steps(results), *(row for row in _own(results) if row["map"] == "stream")]
+    rows = [*step_rows(results["rows"]), *(row for row in own_rows(results["rows"]) if row["map"] == "stream")]
 
     def fill(figure: Figure) -> None:
         panels = figure.subplots(1, len(GEOMETRY), squeeze=False)[0]
@@ -207,7 +216,7 @@ def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title
 
 def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
     """Histograms of the tokens' errors, a column a layer."""
-    rows = [row for row in _steps(results) if row["metric"] == "token_error_share"]
+    rows = [row for row in step_rows(results["rows"]) if row["metric"] == "token_error_share"]
     edges = 10.0**ERROR_BINS
     grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
     for row in rows:
@@ -219,7 +228,7 @@ def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: 
         layers = np.arange(grid.shape[1] + 1) - 0.5
         image = panel.pcolormesh(layers, edges, np.where(grid > 0, grid, np.nan), cmap="viridis", norm=LogNorm(1e-4, 1))
         panel.set(yscale="log", xlabel="layer", ylabel="squared error / mean spread of the target")
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
+        count_axis(panel)
         figure.colorbar(image, ax=panel, label="share of tokens")
 
     draw(path, fill, title=title, size=(4.8, 3.4))
@@ -267,17 +276,8 @@ def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, tit
     draw(path, fill, title=title, size=(4.8, 3.2))
 
 
-def _own(results: Mapping[str, Any]) -> list[Row]:
-    """The rows of the model itself: not those of checkpoints, of another model, or of differences."""
-    return [row for row in results["rows"] if not {"checkpoint", "against"} & row.keys()]
-
-
-def _steps(results: Mapping[str, Any]) -> list[Row]:
-    return [row for row in _own(results) if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
-
-
 def _by_layer(panel: Axes, rows: Sequence[Row], look: tuple[str, str]) -> None:
     mine = sorted((row for row in rows if row["value"] is not None), key=lambda row: row["layer"])
     line(panel, [row["layer"] for row in mine], mine, look)
     panel.set_xlabel("layer")
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
+    count_axis(panel)

@@ -153,6 +153,17 @@ def bootstrap_counts(
     return np.concatenate(list(_count_chunks(n, samples, seed, groups)))
 
 
+def bootstrap_ratio(
+    sums: Float[np.ndarray, " N"], counts: Float[np.ndarray, " N"], drawn: Float[np.ndarray, "S N"]
+) -> tuple[float, float, float]:
+    """`Σ sums / Σ counts` with its 95 % interval, `(value, low, high)`: a mean over parts of unequal sizes.
+
+    `drawn` says how often each part is drawn (`bootstrap_counts`).
+    """
+    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
+    return float(sums.sum() / counts.sum()), float(low), float(high)
+
+
 def _count_chunks(
     n: int, samples: int, seed: int, groups: Int[np.ndarray, " N"] | None
 ) -> Iterator[Float[np.ndarray, "S N"]]:

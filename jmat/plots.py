@@ -82,7 +82,7 @@ def plot_by_layer(
                 )
                 line(panel, [row["layer"] for row in mine], mine, look)
             panel.set(title=metric, xlabel="layer")
-            panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
+            count_axis(panel)
             panel.margins(x=0.03)
             _scale(panel, metric)
         for left, right, panel in zip(metrics, metrics[1:], panels[1:], strict=False):
@@ -190,6 +190,11 @@ def _looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, tuple[st
     unknown = [name for name in found if name not in _LOOKS]
     spare = {name: _SPARE_LOOKS[k % len(_SPARE_LOOKS)] for k, name in enumerate(unknown)}
     return {name: look for name, look in _LOOKS.items() if name in found} | spare
+
+
+def count_axis(panel: Axes) -> None:
+    """Ticks of the x axis, at whole numbers: layers, blocks."""
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
 
 
 def line(

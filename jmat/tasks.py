@@ -23,15 +23,13 @@ from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture import padding_mask
-from jmat.data.batching import batches
 from jmat.data.corpus import text_sentences
 from jmat.data.examples import Split, check_tokens
 from jmat.forward import logits, run
-from jmat.metrics import bootstrap_counts, bootstrap_mean, cross_entropy
+from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
 from jmat.progress import track
+from jmat.prune.measure import Text, text_batches
 from jmat.sites import Site
-
-_LOGITS = 1 << 24  # scores held at once: 64 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +115,7 @@ def log_likelihoods(
     tokens = np.concatenate([passage.tokens for passage in passages]).astype(np.int32)
     check_tokens(tokens, model.config.vocab_size)
     first = np.array([passage.scored_from for passage in passages])
-    size = max(min(tokens_per_batch, _LOGITS // model.config.vocab_size), 1)
-    split = Split(tokens, lengths, lengths - 1)
-    plan = list(batches(split, cut_after_position=False, max_length=model.config.num_positions, tokens_per_batch=size))
+    plan = text_batches(model, Text(Split(tokens, lengths, lengths - 1), None), tokens_per_batch)
     totals = np.zeros(len(passages))
     for batch in track(plan, progress):
         index = batch.examples[:, 0]
@@ -159,9 +155,7 @@ def text_rows(
     np.add.at(sums, rows, nats)
     np.add.at(counts, rows, [len(ids) - 1 for _, ids in pieces])
     sums, counts = sums[counts > 0], counts[counts > 0]
-    drawn = bootstrap_counts(len(sums), seed=seed)
-    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
-    value, low, high = np.exp([sums.sum() / counts.sum(), low, high])
+    value, low, high = np.exp(bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed)))
     row = {"text": name, "metric": "perplexity", "value": float(value), "low": float(low), "high": float(high)}
     return [row | {"n": int(counts.sum()), "lines": len(sums)}]
 

@@ -22,7 +22,7 @@ from jmat.flops import block_flops, head_flops
 from jmat.forward import logits, run
 from jmat.maps import Linear
 from jmat.mesh import data_mesh, replicate, shard_batch
-from jmat.metrics import bootstrap_counts, compare, cross_entropy
+from jmat.metrics import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
 from jmat.progress import track
 from jmat.prune.stand_ins import Stretch, first_changed
 from jmat.sites import Site, gather
@@ -68,10 +68,9 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
         chosen = np.flatnonzero(split.lengths > 1)[:most]
     if len(chosen) == 0:
         raise ValueError(f"none of {split.num_sentences} sentences has a second token: there is nothing to predict.")
-    starts, lengths = split.starts[chosen], split.lengths[chosen]
-    where = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+    lengths = split.lengths[chosen]
     positions = lengths - 1 if mask_token is None else split.positions[chosen]
-    return Text(Split(split.tokens[where], lengths, positions), targets)
+    return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
 
 
 def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Batch]:
@@ -166,8 +165,7 @@ def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any
                 note = "the pruned model's scores are not finite"
                 rows.append({**about, "metric": metric, "value": None, "note": note})
                 continue
-            resampled = (drawn @ values) / (drawn @ of.predictions)
-            figures = np.array([values.sum() / of.predictions.sum(), *np.percentile(resampled, [2.5, 97.5])])
+            figures = np.array(bootstrap_ratio(values, of.predictions, drawn))
             value, low, high = np.exp(figures) if metric == "perplexity" else figures
             rows.append({**about, "metric": metric, "value": float(value), "low": float(low), "high": float(high)})
     return rows

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from jmat.plots import draw, key, legend, line
+from jmat.plots import count_axis, draw, key, legend, line
 from jmat.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
 from jmat.prune.merge import fold
 from jmat.prune.plans import Pruned, Scored
@@ -106,7 +105,7 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
                 mine.sort(key=lambda row: row["removed"])
                 line(panel, [row["removed"] for row in mine], mine, _LOOKS[method])
             panel.set(title=name, xlabel="blocks removed")
-            panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
+            count_axis(panel)
             if metric == "perplexity":
                 panel.set_yscale("log")
             else:
