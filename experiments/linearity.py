@@ -116,7 +116,7 @@ def packed(job: common.Job, split: Split) -> list[Batch]:
             raise ValueError(f"{FLAGS.model} has no tokenizer that knows special tokens; give --noskip_special.")
         skipped = set(job.tokenizer.all_special_ids) - {job.tokenizer.unk_token_id} if jmat and special else ()
         read = all_positions(split, skip_first=first if jmat else 0, skip_tokens=sorted(skipped))
-    return packed_batches(split, read, tokens_per_batch=FLAGS.tokens_per_batch, row_multiple=local_device_count())
+    return packed_batches(split, read, tokens_per_batch=common.tokens_per_batch(), row_multiple=local_device_count())
 
 
 def tokens_in(batches: list[Batch]) -> int:

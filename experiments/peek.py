@@ -96,7 +96,7 @@ def fitted_maps(job: common.Job) -> dict[int, Linear]:
         job.examples.fit,
         sites,
         mask_token=job.mask_token,
-        tokens_per_batch=job.config["tokens_per_batch"],
+        tokens_per_batch=common.tokens_per_batch(),
         progress="capture fit",
     )
     maps, solutions = fit_jumps(

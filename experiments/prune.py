@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     for how in hows.values():
         how.check(job.model.config, _REMOVE.value)
     text = whole_sentences(job.examples.eval, job.mask_token)
-    batch = {"tokens_per_batch": job.config["tokens_per_batch"]}
+    batch = {"tokens_per_batch": common.tokens_per_batch()}
     whole = teacher(job.model, job.examples.fit, mask_token=job.mask_token, progress="capture fit", **batch)
     pruned, rows = {}, []
     maps: dict[str, Linear] = {}

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     streams = stream_sites(L)
     fit, held_out = job.capture(tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L))))))
     part_maps = fit_parts(fit, blocks=range(L), intercept=job.config["intercept"], progress="fit parts")
-    settings = {"mask_token": job.mask_token, "tokens_per_batch": job.config["tokens_per_batch"]}
+    settings: dict[str, Any] = {"mask_token": job.mask_token, "tokens_per_batch": common.tokens_per_batch()}
     plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {name: {} for name in names if name != "mat"}
     sequential = _REFIT.value == "sequential"
     for name, sources in plans.items():

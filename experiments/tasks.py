@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
     check_causal(model, tokenizer, FLAGS.model)
-    settings = {"seed": FLAGS.seed, "sites": sites, "tokens_per_batch": FLAGS.tokens_per_batch}
+    settings = {"seed": FLAGS.seed, "sites": sites, "tokens_per_batch": common.tokens_per_batch()}
     rows = []
     for path, lines in texts.items():
         rows += text_rows(model, tokenizer, path, lines, progress=path, **settings)

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from jmat.config import ModelConfig
-from jmat.data.batching import Batch, batches
+from jmat.data.batching import Batch, Packed, batches, packed
 from jmat.data.examples import Examples, Split, check_tokens
 from jmat.forward import run
-from jmat.mesh import data_mesh, replicate, shard_batch
+from jmat.mesh import data_mesh, replicate, shard_batch, usual_batch
 from jmat.progress import track
 from jmat.sites import Site
 
@@ -33,7 +33,7 @@ def capture(
     sites: Mapping[str, Site] | None = None,
     stop: int | None = None,
     mask_token: int | None = None,
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     progress: str | None = None,
 ) -> dict[str, Float[ndarray, "N W"]]:
@@ -46,7 +46,7 @@ def capture(
       sites: what stands in for parts of the model, as for `jmat.run`.
       stop: the block to stop before, where nothing behind it is read; all blocks by default.
       mask_token: for masked models, the id that stands at the position when it is read.
-      tokens_per_batch: padded tokens in one forward pass; more is faster up to a point, and takes more memory.
+      tokens_per_batch: padded tokens in one forward pass; default: `jmat.mesh.usual_batch`.
       devices: default, all local ones.
       progress: what the progress bar says; None shows none.
 
@@ -60,7 +60,12 @@ def capture(
     check_tokens(split.tokens, model.config.vocab_size)
     mesh = data_mesh(devices or jax.local_devices())
     model, sites = replicate(mesh, (model, dict(sites or {})))
-    plan = reading_batches(model.config, split, mask_token, tokens_per_batch, row_multiple=mesh.size)
+    size = tokens_per_batch or usual_batch(devices)
+    how: dict[str, Any] = {"tokens_per_batch": size, "row_multiple": mesh.size}
+    if sites:  # what stands in for attention might look at all tokens of a row: each sentence has its own
+        plan = [_alone(batch) for batch in reading_batches(model.config, split, mask_token, **how)]
+    else:
+        plan = packed_readings(model.config, split, mask_token, **how)
     values: dict[str, ndarray] = {}
     pending: collections.deque[tuple[ndarray, dict[str, jax.Array]]] = collections.deque()
 
@@ -74,8 +79,10 @@ def capture(
             values[name][examples[real]] = host
 
     for batch in track(plan, progress):
-        tokens, mask, read_at = shard_batch(mesh, (batch.tokens, padding_mask(batch), batch.positions))
-        acts = run(model, tokens, keep=tuple(keep), sites=sites, stop=stop, mask=mask, read_at=read_at)[1]
+        fields = (batch.tokens, batch.segments, batch.positions, batch.read_at)
+        tokens, segments, positions, read_at = shard_batch(mesh, fields)
+        where: dict[str, Any] = {"segments": segments, "positions": positions, "read_at": read_at}
+        acts = run(model, tokens, keep=tuple(keep), sites=sites, stop=stop, **where)[1]
         pending.append((batch.examples, acts))
         if len(pending) > _IN_FLIGHT:
             fetch()
@@ -88,20 +95,32 @@ def capture(
 def reading_batches(
     config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
 ) -> list[Batch]:
-    """Batches that hold what the model must see to be read at the examples' positions.
+    """Batches that hold what the model must see to be read at the examples' positions, a sentence a row.
 
     A causal model never looks past the position that is read: the rest of the sentence is cut.
     """
-    if mask_token is not None:
-        split = mask_positions(split, mask_token)
-    plan = batches(
-        split,
-        tokens_per_batch=tokens_per_batch,
-        cut_after_position=config.causal,
-        max_length=config.num_positions,
-        row_multiple=row_multiple,
-    )
-    return list(plan)
+    split, how = _seen(config, split, mask_token)
+    return list(batches(split, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple, **how))
+
+
+def packed_readings(
+    config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
+) -> list[Packed]:
+    """The same with several sentences a row."""
+    split, how = _seen(config, split, mask_token)
+    return packed(split, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple, **how)
+
+
+def _seen(config: ModelConfig, split: Split, mask_token: int | None) -> tuple[Split, dict[str, Any]]:
+    split = split if mask_token is None else mask_positions(split, mask_token)
+    return split, {"cut_after_position": config.causal, "max_length": config.num_positions}
+
+
+def _alone(batch: Batch) -> Packed:
+    """Rows that hold one sentence each."""
+    real = padding_mask(batch)
+    positions = np.where(real, np.arange(real.shape[1], dtype=np.int32), np.int32(0))
+    return Packed(batch.tokens, real.astype(np.int32), positions, batch.positions, batch.examples)
 
 
 def padding_mask(batch: Batch) -> Bool[ndarray, "B T"]:

@@ -14,6 +14,7 @@ from jmat.data import (
     save_examples,
     tokenize,
 )
+from jmat.data.batching import packed
 from jmat.data.tokenizers import train_bpe, train_wordpiece
 
 TEXT = [f"The function number {n} returns {'a list of ' * (n % 7)}values for key {n * n}." for n in range(400)]
@@ -335,3 +336,50 @@ def test_little_is_padding():
 def test_text_longer_than_the_positions_is_refused_at_once():
     with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
         batches(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("row_multiple", [1, 4])
+@pytest.mark.parametrize("positions_per_sentence", [1, 3])
+@pytest.mark.parametrize("num", [1, 37, 800])
+def test_packed_rows_hold_every_example_with_its_sentence(num, cut, row_multiple, positions_per_sentence):
+    lengths = realistic(num).lengths
+    generator = np.random.default_rng(1)
+    rows = np.repeat(np.arange(num), np.minimum(generator.integers(1, positions_per_sentence + 1, num), lengths))
+    rows = generator.permutation(rows)
+    positions = generator.integers(0, lengths[rows])
+    split = make_split(lengths, positions, rows)
+    seen = []
+    for batch in packed(split, cut_after_position=cut, tokens_per_batch=1024, row_multiple=row_multiple, pad_id=7):
+        B, T = batch.tokens.shape
+        assert B % row_multiple == 0
+        assert B * T <= 1024 or row_multiple == B
+        assert (batch.tokens[batch.segments == 0] == 7).all()
+        assert (batch.positions[batch.segments == 0] == 0).all()
+        for b, p in zip(*np.nonzero(batch.examples >= 0), strict=True):
+            example, place = batch.examples[b, p], batch.read_at[b, p]
+            row = split.rows[example]
+            mine = np.flatnonzero(batch.segments[b] == batch.segments[b, place])
+            length = split.positions[split.rows == row].max() + 1 if cut else split.lengths[row]
+            start = split.starts[row]
+            seen.append(example)
+            assert batch.positions[b, place] == split.positions[example]
+            np.testing.assert_array_equal(batch.positions[b, mine], np.arange(length))
+            np.testing.assert_array_equal(batch.tokens[b, mine], split.tokens[start : start + length])
+            np.testing.assert_array_equal(np.diff(mine), 1)  # in one piece
+    assert sorted(seen) == list(range(split.num_examples))
+
+
+def test_packed_rows_are_nearly_full_and_of_few_shapes():
+    for count in (400, 3000):
+        split = realistic(count)
+        plan = packed(split, cut_after_position=True)
+        places = sum(batch.tokens.size for batch in plan)
+        assert 1 - (split.positions + 1).sum() / places < (0.08 if count == 3000 else 0.15)
+        assert len({(batch.tokens.shape, batch.examples.shape) for batch in plan}) <= 4
+    (only,) = packed(make_split([5, 9, 3]), cut_after_position=False)
+    assert only.tokens.shape == (1, 24)  # no more than they need
+    tiny = packed(make_split([1] * 500), cut_after_position=False)  # many examples a row would make room in all rows
+    assert max(batch.examples.shape[1] for batch in tiny) == 16
+    with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
+        packed(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)

@@ -1,6 +1,6 @@
-"""Examples → padded batches of few shapes, since each shape compiles a program.
+"""Examples → batches of few shapes, since each shape compiles a program: padded, or packed several sentences a row.
 
-Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a sentence, S sentences.
+Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a row, S sentences.
 """
 
 import dataclasses
@@ -12,6 +12,29 @@ from jaxtyping import Int, Int32
 from numpy import ndarray
 
 from jmat.data.examples import Split
+from jmat.data.packing import best_fit
+
+# The shortest row that sentences share. What attention costs grows with the row, what padding costs shrinks.
+_SHORTEST_ROW = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Several sentences a row, blind to one another.
+
+    Attributes:
+      tokens: ids, `pad_id` where there is none.
+      segments: which sentence of the row a token belongs to, from 1; 0 is padding.
+      positions: of each token in its sentence, from 0.
+      read_at: places in the row of its examples; 0 where there is none.
+      examples: their index in the split; −1 where there is none.
+    """
+
+    tokens: Int32[ndarray, "B T"]
+    segments: Int32[ndarray, "B T"]
+    positions: Int32[ndarray, "B T"]
+    read_at: Int32[ndarray, "B P"]
+    examples: Int32[ndarray, "B P"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +97,83 @@ def batches(
         return Batch(tokens=tokens, lengths=lengths, positions=positions, examples=here)
 
     return (fill(*step) for step in plan)
+
+
+def packed(
+    split: Split,
+    *,
+    cut_after_position: bool,
+    max_length: int | None = None,
+    tokens_per_batch: int = 4096,
+    row_multiple: int = 1,
+    pad_id: int = 0,
+) -> list[Packed]:
+    """Every example once; sentences share rows of 64 tokens, longer ones begin rows of 128, 256, …: little padding.
+
+    Takes what `batches` takes, and raises what it raises. Batches of one row length have one shape.
+    """
+    sizes = _sizes(split, cut_after_position, max_length)
+    left = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+    counts = np.bincount(split.rows, minlength=split.num_sentences)
+    found: list[Packed] = []
+    while len(left):
+        T = max(1 << int(sizes[left[0]] - 1).bit_length(), _SHORTEST_ROW)
+        # Long sentences begin rows of this length, shorter ones fill them up or wait for shorter rows.
+        opens = T // 2 + 1 if T > _SHORTEST_ROW else 1
+        T = min(T, -(-int(sizes[left].sum()) // 8) * 8)
+        # Rows of very many tiny sentences would make room for as many examples in all rows.
+        rows = best_fit(sizes[left].tolist(), T, counts=counts[left].tolist(), most=max(T // 4, 1), opens=opens)
+        found += _packed_rows(split, [left[row] for row in rows], sizes, T, tokens_per_batch, row_multiple, pad_id)
+        left = np.delete(left, np.concatenate(rows))
+    return found
+
+
+def _packed_rows(
+    split: Split,
+    rows: list[ndarray],
+    sizes: Int[ndarray, " S"],
+    T: int,
+    tokens_per_batch: int,
+    row_multiple: int,
+    pad_id: int,
+) -> list[Packed]:
+    """Rows of the sentences given, cut to their sizes, as batches of one shape."""
+    B, R = _rows_a_batch(len(rows), T, tokens_per_batch, row_multiple)
+
+    # Of each sentence, in the order in which they lie: its row, its number in it, and where it starts.
+    members = np.concatenate(rows)
+    in_row = np.array([len(row) for row in rows])
+    row = np.repeat(np.arange(len(rows)), in_row)
+    number = np.arange(len(members)) - np.repeat(np.cumsum(in_row) - in_row, in_row)
+    n = sizes[members]
+    before = np.cumsum(n) - n
+    start = before - np.repeat(before[number == 0], in_row)
+
+    position = np.arange(n.sum()) - np.repeat(before, n)
+    place = np.repeat(row * T + start, n) + position
+    tokens, segments, positions = (np.full(R * T, fill, np.int32) for fill in (pad_id, 0, 0))
+    tokens[place] = split.tokens[np.repeat(split.starts[members], n) + position]
+    segments[place] = np.repeat(number + 1, n)
+    positions[place] = position
+
+    examples = _example_table(split)[members]
+    which, slot = np.nonzero(examples >= 0)
+    example, at = examples[which, slot], row[which]
+    column = np.arange(len(at)) - np.searchsorted(at, at)
+    read_at, index = (np.full((R, int(column.max()) + 1), fill, np.int32) for fill in (0, -1))
+    read_at[at, column] = start[which] + split.positions[example]
+    index[at, column] = example
+    fields = [tokens.reshape(R, T), segments.reshape(R, T), positions.reshape(R, T), read_at, index]
+    return [Packed(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
+
+
+def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: int) -> tuple[int, int]:
+    """B, and the rows of all batches together: as even as multiples of 8 allow, so that the last one is nearly full."""
+    most = max(tokens_per_batch // length // row_multiple, 1) * row_multiple
+    count = -(-rows // most)
+    step = row_multiple * max(8 // row_multiple, 1) if rows > 8 else row_multiple
+    B = min(-(-rows // (count * step)) * step, most)
+    return B, count * B
 
 
 def padding_waste(split: Split, **options: Any) -> float:

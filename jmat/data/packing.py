@@ -61,7 +61,7 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
     order = random.permutation(len(pairs))
     sizes = np.minimum([len(pairs[i][0]) for i in order], length)
     longest_first = np.argsort(-sizes, kind="stable")
-    rows = [order[longest_first[members]] for members in _best_fit(sizes[longest_first].tolist(), length)]
+    rows = [order[longest_first[members]] for members in best_fit(sizes[longest_first].tolist(), length)]
     batch = Batch(*np.zeros((4, len(rows), length), np.int32))
     batch.targets[:] = -1
     for row, place in zip(rows, random.permutation(len(rows)).tolist(), strict=True):
@@ -77,18 +77,36 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
     return batch
 
 
-def _best_fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Which sizes share a row: each goes, in order, where it leaves the least room, or into a new row."""
-    room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left
+def best_fit(
+    sizes: Sequence[int],
+    length: int,
+    *,
+    counts: Sequence[int] | None = None,
+    most: int | None = None,
+    opens: int = 1,
+) -> list[list[int]]:
+    """Which sizes share a row of a length: each goes, in order, where it leaves the least room, or into a new row.
+
+    With `counts`, those in a row add up to `most`, or it holds only one. Sizes under `opens` fill rows, but begin none:
+    they are left out where there is no room.
+    """
+    room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left that are not full
     rows: list[list[int]] = []
+    held: list[int] = []  # counts in each row
     for i, size in enumerate(sizes):
-        best = next((r for r in range(size, length) if room[r]), length)
+        count = 0 if counts is None or most is None else counts[i]
+        best = next((r for r in range(size, length) if room[r] and held[room[r][-1]] + count <= (most or 0)), length)
         if best == length:
+            if size < opens:
+                continue
             rows.append([])
+            held.append(0)
             room[length] = [len(rows) - 1]
         row = room[best].pop()
         rows[row].append(i)
-        room[best - size].append(row)
+        held[row] += count
+        if most is None or held[row] < most:
+            room[best - size].append(row)
     return rows
 
 

@@ -1,0 +1,104 @@
+"""How fast and how exact is jmat, against what people use?
+
+    python -m experiments.benchmark
+    python -m experiments.benchmark --shape=gpt2-xl --dtype=bfloat16 --parts=capture,streaming --positions=200000 \\
+        --num_sentences=30000 --tokens_per_batch=65536
+
+Makes a GPT-2 of a published shape with random weights and random sentences, and measures in one run on one machine, the
+contenders in turn:
+- `fit`: all L(L + 1)/2 maps from stored activations, against scikit-learn pair by pair;
+- `linearity`: of all pairs of layers, against an SVD for every pair, as the public code does it;
+- `capture`: all streams at sampled positions, against transformers on PyTorch with the same sentences, and as a share
+  of the rate of bare matrix products (or of --peak_tflops);
+- `early_exit`: the whole grid of lambda by thresholding, against a forward pass for each;
+- `streaming`: moments of all pairs of layers at --positions tokens, and all maps from them: tokens/s, share of
+  the peak, peak memory, and what `jmat.cost` predicts;
+- `suite`: every figure of arXiv 2303.09435 but the sub-modules, against one capture of its sentences;
+- `condition`: errors of several ways to solve least squares, by condition number.
+By default the shape is GPT-2's, for some twenty minutes on two cores; --shape=tiny --smoke takes seconds.
+Prints the ratios beside their goals, misses included, and writes results.json. Times are the best of --repeats, without
+compilation. Competitors that are not installed are left out with a sentence (`pip install 'jmat[test]'`).
+"""
+
+import pathlib
+import tempfile
+
+import jax
+from absl import flags
+
+from experiments import cli, common
+from jmat.benchmark import maps, passes
+from jmat.benchmark.rows import format_errors, format_ratios
+from jmat.benchmark.setup import SHAPES, Bench, random_model, random_sentences
+from jmat.results import claim_output_folder, write_results
+
+PARTS = {
+    "streaming": passes.streaming_rows,
+    "capture": passes.capture_rows,
+    "early_exit": passes.early_exit_rows,
+    "suite": passes.suite_rows,
+    "fit": maps.fit_rows,
+    "linearity": maps.linearity_rows,
+    "condition": maps.condition_rows,
+}
+_SHAPE = flags.DEFINE_enum("shape", "gpt2", list(SHAPES), "Of the model.")
+_PARTS = flags.DEFINE_list("parts", list(PARTS), "What to measure.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Turns of the contenders; the best counts.", lower_bound=1)
+_POSITIONS = flags.DEFINE_integer("positions", 8192, "Tokens of the streaming pass.", lower_bound=1)
+_SAMPLED = flags.DEFINE_integer("sampled_pairs", 4, "Pairs on which pair-by-pair rivals are timed.", lower_bound=1)
+_SENTENCES = flags.DEFINE_integer(
+    "num_sentences", 3000, "Sentences to fit on; a third as many others are read.", lower_bound=2
+)
+_PEAK = flags.DEFINE_float("peak_tflops", None, "Peak of the device in --dtype, TFLOP/s; default: measured.", 0.0)
+_SMOKE = flags.DEFINE_bool("smoke", False, "Tiny sizes: does it run?")
+for name in ("dtype", "num_fit", "seed", "tokens_per_batch", "out", "overwrite"):
+    flags.declare_key_flag(name)
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Runs the experiment."""
+    del argv
+    parts = common.choices("parts", _PARTS.value, list(PARTS))
+    if FLAGS.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")
+    out = pathlib.Path(FLAGS.out or f"runs/benchmark-{_SHAPE.value}")
+    claim_output_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = set_up(pathlib.Path(folder))
+        for part in (part for part in PARTS if part in parts):
+            cli.say(f"measuring {part}")
+            rows += PARTS[part](bench)
+            write_results(out, "benchmark", common.own_flags(), rows)  # nothing measured is lost if a later part fails
+    if "condition" in parts:
+        errors = [row for row in rows if row["metric"] == "prediction_error"]
+        print(format_errors(errors), end="\n\n")
+    print(format_ratios(rows))
+    print(f"wrote {out}/results.json")
+
+
+def set_up(folder: pathlib.Path) -> Bench:
+    """The model, and sizes by the flags."""
+    cli.say(f"making a model of shape {_SHAPE.value}")
+    model = random_model(_SHAPE.value, folder, dtype=FLAGS.dtype, seed=FLAGS.seed)
+    fit, evaluate = (20, 20) if _SMOKE.value else (_SENTENCES.value, max(_SENTENCES.value // 3, 1))
+    vocabulary = model.config.vocab_size
+    return Bench(
+        model=model,
+        folder=folder,
+        dtype=FLAGS.dtype,
+        fit=random_sentences(fit, vocabulary, FLAGS.seed + 1),
+        eval=random_sentences(evaluate, vocabulary, FLAGS.seed + 2),
+        num_fit=200 if _SMOKE.value else FLAGS.num_fit,
+        positions=500 if _SMOKE.value else _POSITIONS.value,
+        tokens_per_batch=256 if _SMOKE.value else common.tokens_per_batch(),
+        sampled=_SAMPLED.value,
+        repeats=_REPEATS.value,
+        peak=None if _PEAK.value is None else 1e12 * _PEAK.value,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,181 @@
+"""All maps and all scores from stored activations, against one pair after another; and how exact the maps are."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from jmat import cost
+from jmat.benchmark import rivals
+from jmat.benchmark.rows import Goal, Row, missing_row, paired_row, seconds_rows
+from jmat.benchmark.setup import Bench, random_streams
+from jmat.benchmark.timing import in_turn, seconds
+from jmat.capture import stream_sites
+from jmat.from_moments import Linearity, fit, linearity
+from jmat.jumps import fit_jumps
+from jmat.moments import Moments, update, zeros
+from jmat.regression import lstsq
+
+FIT_GOAL, LINEARITY_GOAL, CONDITION_GOAL = Goal(5), Goal(5), Goal(1e-5, at_most=True)
+_ROWS = 4096  # of stored activations at a time: so many are held in float64
+CONDITIONS = (1e2, 1e3, 1e4, 1e5, 1e6)
+
+
+def fit_rows(bench: Bench) -> list[Row]:
+    """All L(L + 1)/2 maps from N activations by `fit_jumps`, against scikit-learn's LinearRegression pair by pair."""
+    streams = random_streams(bench.num_fit, bench.config, seed=1)
+    first = seconds(lambda: fit_jumps(streams))
+    works: dict[str, Callable[[], Any]] = {"jmat": lambda: fit_jumps(streams)}
+    pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
+    if rivals.installed("sklearn"):
+        works["scikit-learn"] = lambda: [rivals.sklearn_map(streams[i], streams[j]) for i, j in pairs]
+        rivals.sklearn_map(streams[0][:100], streams[1][:100])  # imports take seconds
+    taken = in_turn(works, bench.repeats)
+    rows = seconds_rows("fit", taken, examples=bench.num_fit, maps=count)
+    rows.append(_compile_row("fit", first, taken["jmat"]))
+    if "scikit-learn" not in works:
+        return [*rows, missing_row("fit", "ratio", FIT_GOAL, "scikit-learn is not installed.")]
+    i, j = pairs[0]
+    theirs = streams[i].astype(np.float64) @ rivals.sklearn_map(streams[i], streams[j])
+    ours = streams[i].astype(np.float64) @ np.asarray(fit_jumps(streams[: j + 1])[0][i, j].W)
+    rows.append({"map": "fit", "metric": "difference", "value": relative(ours, theirs)})
+    words = f" ({count} pairs, from {len(pairs)} timed)"
+    return [*rows, paired_row("fit", taken, "scikit-learn", FIT_GOAL, scale=count / len(pairs), words=words)]
+
+
+def linearity_rows(bench: Bench) -> list[Row]:
+    """Linearity of all pairs of layers by float64 moments, against the public steps: an SVD of X for each pair."""
+    streams = random_streams(bench.num_fit, bench.config, seed=2)
+    first = seconds(lambda: all_linearity(streams))
+    works: dict[str, Callable[[], Any]] = {"jmat": lambda: all_linearity(streams)}
+    pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
+    if rivals.installed("torch"):
+        import torch
+
+        tensors = [torch.from_numpy(stream) for stream in streams]
+        works["SVD per pair"] = lambda: [rivals.svd_linearity(tensors[i], tensors[j]) for i, j in pairs]
+        rivals.svd_linearity(tensors[0][:100], tensors[1][:100])
+    taken = in_turn(works, bench.repeats)
+    rows = seconds_rows("linearity", taken, examples=bench.num_fit, pairs=count)
+    rows.append(_compile_row("linearity", first, taken["jmat"]))
+    if "SVD per pair" not in works:
+        return [*rows, missing_row("linearity", "ratio", LINEARITY_GOAL, "torch is not installed.")]
+    ours = all_linearity(streams)
+    worst = max(abs(ours[i, j].score - rivals.svd_linearity(tensors[i], tensors[j])) for i, j in pairs)
+    rows.append({"map": "linearity", "metric": "difference", "value": float(worst)})
+    words = f" ({count} pairs, from {len(pairs)} timed)"
+    return [
+        *rows,
+        paired_row("linearity", taken, "SVD per pair", LINEARITY_GOAL, scale=count / len(pairs), words=words),
+    ]
+
+
+def all_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, int], Linearity]:
+    """Of every layer in every earlier one, from stored activations."""
+    moments, names = stored_moments(streams), stream_sites(len(streams) - 1)
+    scores: dict[tuple[int, int], Linearity] = {}
+    for i in range(len(streams) - 1):
+        found = linearity(moments, names[i], names[i + 1 :])
+        scores |= {(i, j): found[names[j]] for j in range(i + 1, len(streams))}
+    return scores
+
+
+def stored_moments(streams: Sequence[Float[ndarray, "N D"]]) -> Moments:
+    """Moments of all pairs of stored activations h_0 .. h_L."""
+    names = stream_sites(len(streams) - 1)
+    pairs = [(source, target) for i, source in enumerate(names[:-1]) for target in names[i + 1 :]]
+    moments = zeros(pairs, {name: stream.shape[1] for name, stream in zip(names, streams, strict=True)})
+    N = len(streams[0])
+    for start in range(0, N, _ROWS):
+        part = {name: jnp.asarray(x[start : start + _ROWS]) for name, x in zip(names, streams, strict=True)}
+        moments = update(moments, part, jnp.ones(min(_ROWS, N - start)))
+    return moments
+
+
+def _sample(bench: Bench) -> list[tuple[int, int]]:
+    """Pairs of layers, spread evenly over all of them."""
+    L = bench.config.layers
+    pairs = [(i, j) for i in range(L) for j in range(i + 1, L + 1)]
+    where = np.linspace(0, len(pairs) - 1, min(bench.sampled, len(pairs))).round().astype(int)
+    return [pairs[k] for k in where]
+
+
+def _compile_row(part: str, first: float, later: Sequence[float]) -> Row:
+    return {"map": part, "metric": "compile_seconds", "value": max(first - min(later), 0.0)}
+
+
+# --- exactness --------------------------------------------------------------------------------------------------------
+
+
+def condition_rows(bench: Bench) -> list[Row]:
+    """Error in predictions, relative, by method, condition number of X and noise, against float64 least squares."""
+    D = min(bench.config.width, 256)
+    rows: list[Row] = []
+    for noise in (0.0, 0.1):
+        for condition in CONDITIONS:
+            X, Y = hard_problem(8 * D, D, condition, noise)
+            exact = predictions(X, np.linalg.lstsq(X.astype(np.float64), Y.astype(np.float64))[0])
+            for name, W in solutions(X, Y).items():
+                value = relative(predictions(X, W), exact)
+                row = {"map": "condition", "metric": "prediction_error", "method": name, "condition": condition}
+                row |= {"noise": noise, "value": value if np.isfinite(value) else None}
+                row |= {} if np.isfinite(value) else {"note": "the solution is not finite"}
+                rows.append(row)
+    return [*rows, *_condition_verdict(rows)]
+
+
+def hard_problem(
+    N: int, D: int, condition: float, noise: float, seed: int = 0
+) -> tuple[Float[ndarray, "N D"], Float[ndarray, "N D"]]:
+    """X with singular values from 1 down to 1/condition, and targets to which all its directions matter alike; float32.
+
+    Without noise the map itself then has X's condition number: the hardest case.
+    """
+    rng = np.random.default_rng(seed)
+    U, _ = np.linalg.qr(rng.standard_normal((N, D)))
+    V, _ = np.linalg.qr(rng.standard_normal((D, D)))
+    X = U * np.logspace(0, -np.log10(condition), D) @ V.T
+    Y = U @ rng.standard_normal((D, D))
+    Y += noise * Y.std() * rng.standard_normal(Y.shape)
+    return X.astype(np.float32), Y.astype(np.float32)
+
+
+def solutions(X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]) -> dict[str, Float[ndarray, "D D"]]:
+    """W of `y = x @ W` by several methods, in the precision that each gives."""
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    found: dict[str, Any] = {}
+    with jax.default_matmul_precision("highest"):
+        found["float32 normal equations"] = jnp.linalg.solve(x.T @ x, x.T @ y)
+        found["jnp.linalg.lstsq"] = jnp.linalg.lstsq(x, y)[0]
+    found["jmat QR, float32"] = lstsq(x, y).weights
+    maps, solution = fit(stored_moments([X, Y]), "embed", ["block.0"])
+    found["jmat moments, float64"] = solution.weights
+    found["jmat moments, float32 map"] = maps["block.0"].W
+    return {name: np.asarray(W) for name, W in found.items()}
+
+
+def predictions(X: Float[ndarray, "N D"], W: Float[ndarray, "D E"]) -> Float[ndarray, "N E"]:
+    """X W, multiplied in float64."""
+    return X.astype(np.float64) @ W.astype(np.float64)
+
+
+def relative(value: ndarray, exact: ndarray) -> float:
+    """`||value − exact|| / ||exact||`."""
+    return float(np.linalg.norm(value - exact) / np.linalg.norm(exact))
+
+
+def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
+    """The streaming solution at the hardest condition number against its bar; what its float32 map does is no goal."""
+    hardest = [row for row in rows if row["condition"] == CONDITIONS[-1]]
+    verdicts = []
+    for method, goal in (("jmat moments, float64", CONDITION_GOAL), ("jmat moments, float32 map", None)):
+        worst = max(row["value"] for row in hardest if row["method"] == method)
+        other = min(row["value"] or np.inf for row in hardest if not row["method"].startswith("jmat"))
+        row = {"map": "condition", "metric": f"error at {CONDITIONS[-1]:.0e}", "value": worst, "jmat": method}
+        row |= {"other": f"best of the usual: {other:.1e}"}
+        verdicts.append(row if goal is None else row | {"goal": str(goal), "met": goal.met(worst)})
+    return verdicts
