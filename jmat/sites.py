@@ -148,6 +148,7 @@ def replace(name: str, site: Site, x: jax.Array, shape: tuple[int, ...]) -> jax.
     return y.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else y
 
 
+@jax.jit
 def gather(x: jax.Array, read_at: jax.Array | None) -> jax.Array:
     """Reads x [B, T, ...] at positions [B] → [B, ...], or [B, P] → [B, P, ...]; all of x where `read_at` is None."""
     if read_at is None:

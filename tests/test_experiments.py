@@ -31,7 +31,7 @@ SCRIPTS = (
 
 def run(script, *flags, code=0):
     """Runs a script; returns what it printed on standard output and error."""
-    environment = {**os.environ, "XLA_FLAGS": "", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "XLA_FLAGS": os.environ["JMAT_TEST_XLA"]}
     done = subprocess.run(
         [sys.executable, "-m", f"experiments.{script}", *flags],
         cwd=ROOT,

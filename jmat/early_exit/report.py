@@ -27,6 +27,7 @@ from jmat.forward import logits
 
 Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect
 LEVELS = (0.95, 0.90)
+_LENGTHS = 16  # a timed batch's length is a multiple of this, so that few programs are compiled
 
 
 def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256) -> Int[ndarray, " W"]:
@@ -151,11 +152,15 @@ def timing_rows(
     }
     rows = []
     for size in (1, count):
-        groups = [slice(start, start + size) for start in range(0, count, size)]
+        groups = []
+        for start in range(0, count, size):
+            rows_of = slice(start, start + size)
+            T = -(-int(lengths[rows_of].max()) // _LENGTHS) * _LENGTHS  # its own, not the longest sentence's
+            groups.append((rows_of, tokens[rows_of, :T], lengths[rows_of], positions[rows_of]))
 
         def full(groups=groups):
-            for rows_of in groups:
-                run_fully(model, tokens[rows_of], lengths[rows_of], positions[rows_of])
+            for _, *inputs in groups:
+                run_fully(model, *inputs)
 
         passes = {"full": full}
         for name, (kind, rule) in plans.items():
@@ -163,10 +168,8 @@ def timing_rows(
             thresholds = thresholds_of("gap", [lam], split.positions, model.config, protocol)[2][0][:count]
 
             def early(groups=groups, rule=rule, thresholds=thresholds):
-                for rows_of in groups:
-                    run_until_sure(
-                        model, tokens[rows_of], lengths[rows_of], positions[rows_of], thresholds[rows_of], rule
-                    )
+                for rows_of, *inputs in groups:
+                    run_until_sure(model, *inputs, thresholds[rows_of], rule)
 
             passes[name] = early
         seconds = time_passes(passes)

@@ -74,7 +74,7 @@ def run_until_sure(
             rows = rows[stay]
             x, context = jax.tree.map(lambda leaf, stay=stay: leaf[stay] if np.ndim(leaf) else leaf, (x, context))
     x = advance(model, x, context, start, L)
-    predicted[rows] = np.asarray(predict(model, _read(x, positions[rows])))
+    predicted[rows] = np.asarray(predict(model, gather(x, positions[rows])))
     return layers, predicted
 
 
@@ -84,7 +84,7 @@ def run_fully(
     """The same loop without checks: what an early exit is timed against."""
     x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
     x = advance(model, x, context, 0, model.config.layers)
-    return np.asarray(predict(model, _read(x, positions)))
+    return np.asarray(predict(model, gather(x, positions)))
 
 
 def check(
@@ -99,22 +99,23 @@ def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
     return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
 
 
-def time_passes(passes: Mapping[str, Any], *, repeats: int = 5) -> dict[str, float]:
-    """Median wall-clock seconds of each function, run in turn `repeats` times after one warm-up: ratios survive a busy
-    machine.
+def time_passes(passes: Mapping[str, Any], *, repeats: int = 5, budget: float = 60.0) -> dict[str, float]:
+    """Median wall-clock seconds of each function, run in turn after one warm-up: ratios survive a busy machine.
+
+    They run `repeats` times, or fewer: once `budget` seconds have gone by no further round begins.
     """
     for run_pass in passes.values():
         run_pass()
     seconds: dict[str, list[float]] = {name: [] for name in passes}
-    for _ in range(repeats):
+    began = time.perf_counter()
+    for k in range(repeats):
+        if k and time.perf_counter() - began > budget:
+            break
         for name, run_pass in passes.items():
             begin = time.perf_counter()
             run_pass()
             seconds[name].append(time.perf_counter() - begin)
     return {name: float(np.median(values)) for name, values in seconds.items()}
-
-
-_read = jax.jit(gather)
 
 
 @jax.jit
