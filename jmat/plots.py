@@ -181,7 +181,10 @@ def draw(path: str | pathlib.Path, fill: Callable[[Figure], None], *, title: str
         fill(figure)
         if title:
             figure.suptitle(title, fontsize=11)
-        save_atomically(pathlib.Path(path), lambda temporary: figure.savefig(temporary, dpi=200, format="png"))
+        save_atomically(
+            pathlib.Path(path),
+            lambda temporary: figure.savefig(temporary, dpi=200, format="png", bbox_inches="tight", pad_inches=0.06),
+        )
 
 
 def _looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
