@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 from absl import app, logging
 
+from jmat import hosts
+
 
 def say(message: str) -> None:
-    """Tells the user, on standard error, what happens now."""
-    print(f"· {message}", file=sys.stderr, flush=True)
+    """Tells the user, on standard error, what happens now; of several processes only the first does."""
+    if hosts.is_first():
+        print(f"· {message}", file=sys.stderr, flush=True)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -19,7 +22,8 @@ def run(main: Callable[[list[str]], None]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:
-            main(argv)
+            with hosts.together():
+                main(argv)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

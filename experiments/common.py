@@ -14,12 +14,13 @@ import numpy as np
 from absl import flags
 
 from experiments.cli import say
+from jmat import hosts
 from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import fit_eval
-from jmat.data.examples import Examples, load_examples
+from jmat.data.examples import Examples, fingerprint, load_examples
 from jmat.maps import MapsInfo, model_hash
 from jmat.mesh import usual_batch
 from jmat.regression import Solution
@@ -58,6 +59,14 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("out", None, "Folder for results; default runs/EXPERIMENT-MODEL.")
 flags.DEFINE_bool("overwrite", False, "Replace what an earlier run with other flags left in --out.")
+flags.DEFINE_bool("shard_parameters", False, "Split every parameter over the devices: for models larger than one.")
+flags.DEFINE_string(
+    "coordinator",
+    None,
+    "On many hosts, each starting the same command: HOST:PORT of process 0, or auto (TPU pods, Slurm, Open MPI).",
+)
+flags.DEFINE_integer("num_processes", None, "With --coordinator=HOST:PORT: how many processes there are.")
+flags.DEFINE_integer("process_id", None, "With --coordinator=HOST:PORT: which of them this is, from 0.")
 
 FLAGS = flags.FLAGS
 
@@ -78,6 +87,7 @@ class Job:
     def examples(self) -> Examples:
         """What maps are fitted to and evaluated on; read or made when first asked for."""
         examples = prepare_examples(self.model, self.tokenizer, self.source)
+        hosts.check_same({f"the text of {self.source}": fingerprint(examples)})
         say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
         return examples
 
@@ -106,12 +116,16 @@ class Job:
         return write_results(self.out, self.experiment, self.config, rows)
 
 
-def start(experiment: str, *, needs_head: bool = True) -> Job:
-    """Checks the flags, claims the output folder and loads the model, which must have a head if that is needed."""
-    config, out = claim(experiment)
+def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False) -> Job:
+    """Checks the flags, claims the output folder and loads the model, which must have a head if that is needed.
+
+    Where the experiment runs on many hosts, all of them load it, and only the first claims the folder.
+    """
+    config, out = claim(experiment, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
-    model, tokenizer = load(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
+    how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **how)
     if needs_head and model.head is None:
         raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
     masked = not model.config.causal
@@ -122,14 +136,23 @@ def start(experiment: str, *, needs_head: bool = True) -> Job:
     return Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
 
 
-def claim(experiment: str) -> tuple[dict[str, Any], pathlib.Path]:
-    """The flags and the output folder of the run, which is claimed for it; settles the precision of products."""
+def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any], pathlib.Path]:
+    """The flags and the output folder of the run, which is claimed for it; settles the precision of products.
+
+    Joins the other processes first, if there are any and the experiment can share its work with them.
+    """
+    hosts.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    if FLAGS.coordinator and not many_hosts:
+        raise ValueError(f"{experiment} runs on one host: leave out --coordinator, --num_processes and --process_id.")
+    hosts.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.dtype == "float32":
         # Accelerators multiply float32 at lower precision unless told not to.
         jax.config.update("jax_default_matmul_precision", "highest")
     config = own_flags()
     out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}")
-    claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
+    hosts.check_same({f"--{name}": value for name, value in config.items()})
+    if hosts.is_first():
+        claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
     return config, out
 
 
@@ -205,5 +228,5 @@ def say_ranks(solutions: Mapping[int, Solution]) -> None:
 
 def own_flags() -> dict[str, Any]:
     """The flags of the running experiment, by name, as results.json records them."""
-    skip = {"out", "overwrite"}
+    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id"}
     return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}

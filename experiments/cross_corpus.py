@@ -18,6 +18,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.cross_corpus import (
     check_sizes,
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> None:
         streams = {layer: fit[site] for layer, site in sites.items()}
         fits += fit_sizes(corpus, streams, sizes, intercept=job.config["intercept"], seed=seed, progress="fit")
         held_out[corpus] = {layer: evaluation[site] for layer, site in sites.items()}
+    if not hosts.is_first():
+        return
     for found in fits:
         if found.problem:
             cli.say(f"{found.n} examples of {found.corpus}, {found.problem}")
@@ -79,7 +82,7 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
     if len(set(corpora)) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
-    job = common.start("cross_corpus")
+    job = common.start("cross_corpus", many_hosts=True)
     return {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.jumps import evaluate, fit_jumps
@@ -34,10 +35,12 @@ _TIMING = flags.DEFINE_integer("timing_examples", 64, "Examples timed; 0 times n
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("early_exit")
+    job = common.start("early_exit", many_hosts=True)
     L = job.model.config.layers
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
+    if not hosts.is_first():
+        return
     jumps, solutions = fit_jumps([fit[site] for site in sites], targets="final", intercept=job.config["intercept"])
     common.say_ranks(solutions)
     maps: dict[str, dict[int, Any]] = {

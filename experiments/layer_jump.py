@@ -11,6 +11,7 @@ model; gpt2 takes some ten minutes there.
 from absl import flags
 
 from experiments import cli, common
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity, save_maps
@@ -27,9 +28,11 @@ METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("layer_jump")
+    job = common.start("layer_jump", many_hosts=True)
     L = job.model.config.layers
     fit, held_out = job.capture(stream_sites(L))
+    if not hosts.is_first():
+        return
     streams = [held_out[site] for site in stream_sites(L)]
     maps, solutions = fit_jumps(
         list(fit.values()), targets=_TARGETS.value, intercept=job.config["intercept"], progress="fit"

@@ -25,6 +25,7 @@ from absl import flags
 from jax import local_device_count
 
 from experiments import cli, common
+from jmat import hosts
 from jmat import linearity_report as report
 from jmat.capture import check_examples, mask_positions
 from jmat.checkpoint.load import load
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> None:
     del argv
     if FLAGS.protocol != "jmat" and (FLAGS.skip_first or FLAGS.skip_special):
         raise ValueError(f"--protocol={FLAGS.protocol} reads every token; --skip_first needs --protocol=jmat.")
-    job = common.start("linearity", needs_head=False)
+    job = common.start("linearity", needs_head=False, many_hosts=True)
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
     L, seed, held_out = job.model.config.layers, FLAGS.seed, text(job, job.examples.eval)
@@ -73,6 +74,8 @@ def main(argv: list[str]) -> None:
         theirs = report.resampled(found, held_out, labels, seed=seed)
         difference = report.difference_rows(labels, figures, theirs, len(found.tokens))
         rows += [row | {"against": FLAGS.against} for row in report.linearity_rows(found, labels, theirs) + difference]
+    if not hosts.is_first():
+        return
     results = job.finish(rows)
     written = plot(job, results)
     print_tables(rows)
@@ -83,10 +86,9 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
     """Another checkpoint that reads the same tokens. Raises ValueError where its shape is not that of --model."""
     is_folder = not revision or pathlib.Path(name).expanduser().is_dir()
     cli.say(f"loading {name}")
-    at = {} if is_folder else {"revision": name}
-    model, _ = load(
-        name if is_folder else FLAGS.model, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config), **at
-    )
+    how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    how |= {"revision": None if is_folder else name, "ignore_config": tuple(FLAGS.ignore_config)}
+    model, _ = load(name if is_folder else FLAGS.model, **how)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))
     if mine != theirs:
         raise ValueError(

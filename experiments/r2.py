@@ -12,6 +12,7 @@ model.
 from absl import flags
 
 from experiments import cli, common
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import fit_jumps
 from jmat.maps import save_maps
@@ -25,9 +26,11 @@ flags.adopt_module_key_flags(common)
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("r2")
+    job = common.start("r2", many_hosts=True)
     sites = stream_sites(job.model.config.layers)
     fit, held_out = job.capture(sites)
+    if not hosts.is_first():
+        return
     maps, solutions = fit_jumps([fit[site] for site in sites], intercept=job.config["intercept"], progress="fit")
     common.say_ranks(solutions)
     streams = [held_out[site] for site in sites]

@@ -16,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity, save_maps
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     names = common.choices("maps", _MAPS.value, ("mat", *ABLATIONS))
-    job = common.start("submodule_ablation")
+    job = common.start("submodule_ablation", many_hosts=True)
     L = job.model.config.layers
     layers = common.layer_choices(_LAYERS.value, L)
     streams = stream_sites(L)
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> None:
     finals = ablate(job.model, job.examples.eval, plans, progress="replace", **settings)
     if _HEADS.value:
         finals |= ablate_heads(job.model, job.examples, progress="heads", **settings)
+    if not hosts.is_first():
+        return
     shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
     jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=job.config["intercept"])
     if "mat" in names:

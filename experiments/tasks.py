@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
         raise ValueError("nothing to measure: give text files with --text, or JSONL files with --tasks.")
     texts = {path: text_sentences(path) for path in _TEXT.value}
     tasks = {path: read_task(path) for path in _TASKS.value}
+    if FLAGS.shard_parameters:
+        raise ValueError("tasks runs on one device: leave out --shard_parameters.")
     config, out = common.claim("tasks")
     cli.say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)

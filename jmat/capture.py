@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from jmat import hosts
 from jmat.config import ModelConfig
 from jmat.data.batching import Batch, Packed, batches, packed
 from jmat.data.examples import Examples, Split, check_tokens
 from jmat.forward import run
-from jmat.mesh import data_mesh, replicate, shard_batch, usual_batch
+from jmat.mesh import data_mesh, place, replicate, shard_batch, usual_batch
 from jmat.progress import track
-from jmat.sites import Site
+from jmat.sites import Site, check_names, width
 
 _IN_FLIGHT = 2  # batches whose results have not come back yet: the host prepares while the device computes
 
@@ -37,7 +38,7 @@ def capture(
     devices: Sequence[jax.Device] | None = None,
     progress: str | None = None,
 ) -> dict[str, Float[ndarray, "N W"]]:
-    """Reads sites at every example's position; the batch is sharded over the devices.
+    """Reads sites at every example's position; batches are shared out among hosts, each sharded over the devices.
 
     Args:
       model: as `jmat.load` gives it.
@@ -51,32 +52,31 @@ def capture(
       progress: what the progress bar says; None shows none.
 
     Returns:
-      Site → values in the order of the examples, float32, on the host.
+      Site → values in the order of the examples, float32, on the host; on every host all of them.
 
     Raises:
       ValueError: a token id outside the embedding, a sentence longer than the positions, NaN or infinity in what was
         read.
     """
     check_tokens(split.tokens, model.config.vocab_size)
+    check_names(keep, model.config, replace=False)
     mesh = data_mesh(devices or jax.local_devices())
-    model, sites = replicate(mesh, (model, dict(sites or {})))
+    model, sites = place(mesh, model), replicate(mesh, dict(sites or {}))
     size = tokens_per_batch or usual_batch(devices)
     how: dict[str, Any] = {"tokens_per_batch": size, "row_multiple": mesh.size}
     if sites:  # what stands in for attention might look at all tokens of a row: each sentence has its own
         plan = [_alone(batch) for batch in reading_batches(model.config, split, mask_token, **how)]
     else:
         plan = packed_readings(model.config, split, mask_token, **how)
-    values: dict[str, ndarray] = {}
+    plan = hosts.share(plan)
+    values = {name: np.empty((split.num_examples, width(name, model.config)), np.float32) for name in keep}
     pending: collections.deque[tuple[ndarray, dict[str, jax.Array]]] = collections.deque()
 
     def fetch() -> None:
         examples, acts = pending.popleft()
         real = examples >= 0
         for name, value in acts.items():
-            host = np.asarray(value, np.float32)[real]
-            if name not in values:
-                values[name] = np.empty((split.num_examples, host.shape[-1]), np.float32)
-            values[name][examples[real]] = host
+            values[name][examples[real]] = np.asarray(value, np.float32)[real]
 
     for batch in track(plan, progress):
         fields = (batch.tokens, batch.segments, batch.positions, batch.read_at)
@@ -88,6 +88,8 @@ def capture(
             fetch()
     while pending:
         fetch()
+    for site_values in values.values():
+        hosts.fill_in(site_values, examples_of(plan))
     check_finite(values)
     return values
 
@@ -121,6 +123,11 @@ def _alone(batch: Batch) -> Packed:
     real = padding_mask(batch)
     positions = np.where(real, np.arange(real.shape[1], dtype=np.int32), np.int32(0))
     return Packed(batch.tokens, real.astype(np.int32), positions, batch.positions, batch.examples)
+
+
+def examples_of(batches: Sequence[Batch] | Sequence[Packed]) -> Int[ndarray, " n"]:
+    """The examples that stand in the batches, in the order in which they are read."""
+    return np.concatenate([np.empty(0, np.int32), *(batch.examples[batch.examples >= 0] for batch in batches)])
 
 
 def padding_mask(batch: Batch) -> Bool[ndarray, "B T"]:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jmat.layers import Context
+from jmat.mesh import gathered
 from jmat.sites import Site, Tap, check_callables, check_names, gather, replace
 
 # What a block itself, in contrast to its parts, is called inside the jitted program that all blocks share.
@@ -84,7 +85,7 @@ def run(
                 f"the replacement for site 'embed' returned shape {x.shape}; expected {(*inputs.shape, config.width)}."
             )
     else:
-        x = _embed(model.embed, inputs, context.positions, type_ids)
+        x = _embed(model.embed, inputs, context.positions, type_ids, whole=_whole(model))
     if "embed" in keep:
         kept["embed"] = gather(x, read_at)
 
@@ -99,9 +100,7 @@ def run(
         local_sites = {site.removeprefix(inside): part for site, part in sites.items() if site.startswith(inside)}
         local_keep = tuple(site.removeprefix(inside) for site in keep if site.startswith(inside))
         local_keep += (_OF_BLOCK,) if name in keep else ()
-        x, values = _block(
-            model.blocks[i], x, context._replace(layer=np.int32(i)), local_sites, read_at, keep=local_keep
-        )
+        x, values = _run_block(model, i, x, context, local_sites, read_at, keep=local_keep)
         kept |= {name if part == _OF_BLOCK else inside + part: value for part, value in values.items()}
 
     final = {name for name in keep if name in ("final_norm.in", "final_norm", "logits")}
@@ -139,13 +138,13 @@ def enter(
 ) -> tuple[Float[Array, "B T D"], Context]:
     """h_0, and what the blocks must know besides it: for loops over `advance`, which checks nothing again."""
     tokens, context = _prepare(model.config, tokens, 0, mask, None, None, None)
-    return _embed(model.embed, tokens, context.positions, None), context
+    return _embed(model.embed, tokens, context.positions, None, whole=_whole(model)), context
 
 
 def advance(model: Any, x: Float[Array, "B T D"], context: Context, start: int, stop: int) -> Float[Array, "B T D"]:
     """h_start → h_stop, nothing read or replaced."""
     for i in range(start, stop):
-        x, _ = _block(model.blocks[i], x, context._replace(layer=np.int32(i)), {}, None, keep=())
+        x, _ = _run_block(model, i, x, context, {}, None, keep=())
     return x
 
 
@@ -256,8 +255,20 @@ def _count(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.where(segments > 0, same.sum(-1, dtype=jnp.int32), 0)
 
 
-@jax.jit
-def _embed(embed, tokens, positions, type_ids):
+def _run_block(model, i, x, context, sites, read_at, *, keep):
+    return _block(
+        model.blocks[i], x, context._replace(layer=np.int32(i)), sites, read_at, keep=keep, whole=_whole(model)
+    )
+
+
+def _whole(model):
+    """Where a sharded model's parameters come together. The token table tells: looking at all of them takes long."""
+    return gathered(model.embed.tokens.table.get_raw_value())
+
+
+@jax.jit(static_argnames=("whole",))
+def _embed(embed, tokens, positions, type_ids, *, whole):
+    embed = _gather_parameters(embed, whole)
     with jax.named_scope("embed"):
         return embed(tokens, positions, type_ids)
 
@@ -267,10 +278,15 @@ def _replace_embed(site, tokens):
     return site(tokens)
 
 
-@jax.jit(static_argnames=("keep",))
-def _block(block, x, context, sites, read_at, *, keep):
-    tap = Tap(sites, keep, read_at)
+@jax.jit(static_argnames=("keep", "whole"))
+def _block(block, x, context, sites, read_at, *, keep, whole):
+    block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at)
     return tap.read(_OF_BLOCK, block(x, context, tap)), tap.finish()
+
+
+def _gather_parameters(part, whole):
+    """Sharded parameters come together here, inside the program: they take no memory before or after."""
+    return part if whole is None else jax.lax.with_sharding_constraint(part, whole)
 
 
 @jax.jit(static_argnames=("name",))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.data.packing import Batch
 from jmat.from_moments import Linearity, anisotropy, fit, linearity
@@ -102,6 +103,8 @@ def measure(
 ) -> Measured:
     """Fits an affine map for every pair on one text, and applies it to the other (`jmat.streaming.packed_batches`).
 
+    Each host goes through its share of the batches; all hosts get all results.
+
     Memory: `jmat.moments.Moments` for the pairs, and 20 bytes a pair for each evaluation token.
 
     Raises:
@@ -148,14 +151,16 @@ def _apply(model, batches, maps, devices, progress):
     mesh = data_mesh(devices or jax.local_devices())
     with jax.enable_x64(True):
         maps = replicate(mesh, maps)
-    values: dict[Pair, list[Float[ndarray, "n 5"]]] = {pair: [] for pair in maps}
-    sums: dict[Pair, list[ndarray]] = {pair: [] for pair in maps}
-    tokens, last_batch = [], None
-    for batch, weights, acts in visit(model, batches, list(maps), devices=devices, progress=progress):
+    tokens = [batch.targets[batch.targets >= 0] for batch in batches]
+    N = sum(map(len, tokens))
+    places = hosts.share(np.split(np.arange(N), np.cumsum([len(ids) for ids in tokens])[:-1]))
+    values = {pair: np.empty((N, 5), np.float32) for pair in maps}
+    sums = {pair: np.zeros((2, len(affine.y_mean))) for pair, affine in maps.items()}
+    at, last_batch, coming = np.empty(0, np.int64), None, iter(places)
+    for batch, weights, acts in visit(model, hosts.share(batches), list(maps), devices=devices, progress=progress):
         read = batch.targets >= 0
         if batch is not last_batch:
-            tokens.append(batch.targets[read])
-            last_batch = batch
+            last_batch, at = batch, next(coming)
         with jax.enable_x64(True):
             found = {
                 (x, y): _scalars(affine, acts[x], acts[y], weights)
@@ -163,17 +168,18 @@ def _apply(model, batches, maps, devices, progress):
                 if x in acts and y in acts
             }
         for pair, (each, off) in found.items():
-            values[pair].append(np.asarray(each)[read])
-            sums[pair].append(np.asarray(off).sum(0))
-    N = sum(map(len, tokens))
-    per_token = {}
+            values[pair][at] = np.asarray(each)[read]
+            sums[pair] += np.asarray(off).sum(0)
+    mine, per_token = np.concatenate([np.empty(0, np.int64), *places]), {}
     for pair in maps:
-        columns = np.ascontiguousarray(np.concatenate(values.pop(pair)).T)
+        hosts.fill_in(values[pair], mine)
+        columns = np.ascontiguousarray(values.pop(pair).T)
+        total_off = functools.reduce(np.add, hosts.gather(sums[pair])).reshape(2, -1)
         if not np.isfinite(columns).all():
             raise ValueError(
                 f"the activations of {pair} are not finite for some evaluation token: try --dtype=float32."
             )
-        off_total, off_change = (np.sum(sums[pair], axis=0) ** 2).sum(-1) / N
+        off_total, off_change = (total_off**2).sum(-1) / N
         error, total, change, ratio, cosine = columns
         per_token[pair] = PerToken(error, total, change, ratio, cosine, float(off_total), float(off_change))
     return per_token, np.concatenate(tokens)

@@ -1,7 +1,7 @@
-"""Devices: one data-parallel axis, over which batches are sharded and parameters are replicated."""
+"""Devices: one axis, over which batches are sharded; parameters are replicated, or sharded where they are large."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -36,6 +36,38 @@ def usual_batch(devices: Sequence[jax.Device] | None = None) -> int:
 def replicate(mesh: Mesh, tree: Tree) -> Tree:
     """Puts a full copy of every leaf on every device of the mesh."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def parameter_sharding(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
+    """Along the largest axis that the number of devices divides; a copy on each device where there is none."""
+    divisible = [axis for axis, size in enumerate(shape) if size and size % mesh.size == 0]
+    axis = max(divisible, key=lambda axis: shape[axis], default=None)
+    split = () if axis is None else (*(None,) * axis, DATA_AXIS)
+    return NamedSharding(mesh, PartitionSpec(*split))
+
+
+def shard_parameters(mesh: Mesh, model: Tree) -> Tree:
+    """Every parameter is split over the devices, for models larger than one of them (`parameter_sharding`).
+
+    A block's parameters are gathered while it runs, and only then. The result goes wherever the model does.
+    """
+    return jax.device_put(model, jax.tree.map(lambda leaf: parameter_sharding(mesh, np.shape(leaf)), model))
+
+
+def place(mesh: Mesh, model: Tree) -> Tree:
+    """Puts a model on the devices of the mesh: as it is where it is sharded over them, else a full copy on each."""
+    split_over = {whole.mesh for whole in map(gathered, jax.tree.leaves(model)) if whole is not None}
+    return model if split_over == {mesh} else replicate(mesh, model)
+
+
+def gathered(array: Any) -> NamedSharding | None:
+    """How an array that is split over devices lies when each has all of it; None if it is not split, or is traced."""
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return None
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec())
 
 
 def shard_batch(mesh: Mesh, tree: Tree) -> Tree:

@@ -21,6 +21,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy import ndarray
 
+from jmat import hosts
+
 Pair = tuple[str, str]  # (source site, target site)
 
 
@@ -182,6 +184,28 @@ def merge(first: Moments, second: Moments) -> Moments:
         return _merge(first, second)
 
 
+def merge_hosts(moments: Moments) -> Moments:
+    """The moments of all processes together, the same in each; what was passed in is used up (donated).
+
+    All processes must call it. Leaf by leaf, so that a process never holds more than one matrix of every other.
+    """
+    if hosts.count() == 1:
+        return moments
+    sites = list(moments.count)
+    ends = np.cumsum([width(moments, site) for site in sites])[:-1]
+    with jax.enable_x64(True):
+        counts = np.stack(hosts.gather(np.array([moments.count[site] for site in sites])))
+        shifts = [np.split(each, ends) for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))]
+        seen_by = (counts > 0).argmax(0).tolist()
+        origin = {site: shifts[process][k] for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))}
+        leaves, tree = jax.tree.flatten(_about_origin(moments, origin))
+        for k, leaf in enumerate(leaves):
+            total = functools.reduce(np.add, hosts.gather(np.asarray(leaf)))
+            leaves[k] = jnp.asarray(total.reshape(jnp.shape(leaf)))
+        shift = {site: jnp.asarray(c) for site, c in origin.items()}
+    return dataclasses.replace(jax.tree.unflatten(tree, leaves), shift=shift)
+
+
 @jax.jit
 def _merge(first, second):
     seen = {site: first.count[site] > 0 for site in first.count}
@@ -205,6 +229,9 @@ def _about(moments, origin):
             for s, targets in moments.cross.items()
         },
     )
+
+
+_about_origin = jax.jit(_about, donate_argnums=0)
 
 
 def _moved(total, count, sums, steps):

@@ -61,6 +61,13 @@ def replaceable(layers: int, heads: int) -> dict[str, None]:
     return dict.fromkeys(name for name in readable(layers, heads) if not name.endswith(".in"))
 
 
+def width(site: str, config: ModelConfig) -> int:
+    """The last axis of a site's values: D, V of `logits`, K of a single head."""
+    if site == "logits":
+        return config.vocab_size
+    return config.head_width if ".attn.head." in site else config.width
+
+
 def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> None:
     """Raises ValueError for names that are not sites of the model, with the nearest valid ones and a summary of all."""
     L, H = config.layers, config.heads

@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy import ndarray
 
-from jmat.config import ModelConfig
+from jmat import hosts
 from jmat.data.examples import Split, check_tokens
 from jmat.data.packing import Batch, pack
 from jmat.forward import run
-from jmat.mesh import data_mesh, replicate, shard_batch
-from jmat.moments import Moments, Pair, check_finite, combine, update, zeros
+from jmat.mesh import data_mesh, place, shard_batch
+from jmat.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
 from jmat.progress import track
-from jmat.sites import check_names
+from jmat.sites import check_names, width
 
 _SHORTEST_ROW = 128
 
@@ -115,7 +115,7 @@ def visit(
     inside, across = _groups(pairs, config.layers)
     wanted = [*inside, *(_block_of(site, config.layers) for site in across)]
     mesh = data_mesh(devices or jax.local_devices())
-    model = replicate(mesh, model)
+    model = place(mesh, model)
     for batch in track(batches, progress):
         x, segments, positions = shard_batch(mesh, (batch.inputs, batch.segments, batch.positions))
         weights: Any = shard_batch(mesh, (batch.targets >= 0).astype(np.float32))
@@ -143,6 +143,8 @@ def stream_moments(
 ) -> Moments:
     """Moments of all tokens that are read, in one pass. Takes what `visit` takes, and raises what it raises.
 
+    Each host goes through its share of the batches; all get the moments of all.
+
     Memory for statistics does not depend on the number of tokens; `jmat.moments.Moments` states it, for each device.
 
     Args:
@@ -155,7 +157,8 @@ def stream_moments(
     Raises:
       ValueError: also for NaN or infinity in the activations, naming the site.
     """
-    moments = combine(partial_moments(model, batches, pairs, devices=devices, progress=progress))
+    partial = partial_moments(model, hosts.share(batches), pairs, devices=devices, progress=progress)
+    moments = merge_hosts(combine(partial))
     check_finite(moments, dict.fromkeys(site for pair in pairs for site in pair))
     return moments
 
@@ -176,7 +179,7 @@ def partial_moments(
     """
     check_names([site for pair in pairs for site in pair], model.config, replace=False)
     mesh = data_mesh(devices or jax.local_devices())
-    widths = {site: _width(site, model.config) for pair in pairs for site in pair}
+    widths = {site: width(site, model.config) for pair in pairs for site in pair}
     start = zeros(pairs, widths, parts=mesh.size)
     shapes = [[jax.numpy.shape(leaf) for leaf in jax.tree.leaves(state)] for state in (start, moments or start)]
     if shapes[0] != shapes[1]:
@@ -218,9 +221,3 @@ def _block_of(site: str, layers: int) -> int:
     """The block after which a site is known."""
     kind, _, rest = site.partition(".")
     return int(rest.partition(".")[0]) if kind == "block" else 0 if kind == "embed" else layers - 1
-
-
-def _width(site: str, config: ModelConfig) -> int:
-    if site == "logits":
-        return config.vocab_size
-    return config.head_width if ".attn.head." in site else config.width

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.capture import capture, padding_mask, reading_batches, stream_sites
+from jmat import hosts
+from jmat.capture import capture, examples_of, padding_mask, reading_batches, stream_sites
 from jmat.data.batching import Batch
 from jmat.data.examples import Examples, Split
 from jmat.forward import run
@@ -85,13 +86,16 @@ def ablate(
     finals = {
         (name, l): np.empty((split.num_examples, D), np.float32) for name, sources in maps.items() for l in sources
     }
-    for batch, mask, read_at in _batches(model, split, mask_token, tokens_per_batch, progress):
+    plan = hosts.share(reading_batches(model.config, split, mask_token, tokens_per_batch))
+    for batch, mask, read_at in _with_masks(plan, progress):
         streams = _streams(model, batch.tokens, mask)
         real = batch.examples >= 0
         for (name, l), final in finals.items():
             stand_ins = {f"block.{i}.{part}": linear for (part, i), linear in maps[name][l].items()}
             value = run_from(model, streams[l], l, stand_ins, mask, read_at)
             final[batch.examples[real]] = np.asarray(value, np.float32)[real]
+    for final in finals.values():
+        hosts.fill_in(final, examples_of(plan))
     return finals
 
 
@@ -170,7 +174,7 @@ def refit_sequentially(
     L = model.config.layers
     contextual = "attn" not in parts
     held: list[tuple[Batch, Any, Any, Any]] = []
-    for batch, mask, read_at in _batches(model, split, mask_token, tokens_per_batch, None):
+    for batch, mask, read_at in _with_masks(reading_batches(model.config, split, mask_token, tokens_per_batch), None):
         stream = run(model, batch.tokens, stop=source, mask=mask)[0]
         held.append((batch, mask, read_at, stream if contextual else gather(stream, read_at)))
     maps: dict[tuple[str, int], Linear] = {}
@@ -199,9 +203,7 @@ def _streams(model: Any, tokens: Any, mask: Any) -> list[jax.Array]:
     return list(run(model, tokens, keep=stream_sites(model.config.layers), mask=mask)[1].values())
 
 
-def _batches(
-    model: Any, split: Split, mask_token: int | None, tokens_per_batch: int, progress: str | None
-) -> Iterator[tuple[Batch, ndarray, jax.Array]]:
+def _with_masks(plan: list[Batch], progress: str | None) -> Iterator[tuple[Batch, ndarray, jax.Array]]:
     """Batches with their mask and positions."""
-    for batch in track(reading_batches(model.config, split, mask_token, tokens_per_batch), progress):
+    for batch in track(plan, progress):
         yield batch, padding_mask(batch), jnp.asarray(batch.positions)

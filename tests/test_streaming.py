@@ -14,6 +14,7 @@ from jmat.from_moments import fit
 from jmat.moments import combine, merge, second_moments
 from jmat.regression import lstsq
 from jmat.streaming import all_positions, packed_batches, partial_moments, sampled_positions, stream_moments, visit
+from tests.test_reference import REFERENCE
 
 PAIRS = [
     ("embed", "block.0"),
@@ -111,6 +112,23 @@ def test_sampled_positions_give_the_maps_of_stored_activations(gpt2, gpt2_exampl
         assert solution.n == 120
         assert np.linalg.norm(x @ (solution.weights - want.weights)) < tolerance * np.linalg.norm(x @ want.weights)
         np.testing.assert_allclose(solution.residual, want.residual, rtol=tolerance)
+
+
+def test_bfloat16_activations_are_summed_in_float64_as_they_are(split):
+    model = jmat.load(REFERENCE / "gpt2", dtype="bfloat16")[0]
+    pairs = [("embed", "block.0"), ("block.2.ffn.in", "block.2.ffn")]
+    batches = packed_batches(split, all_positions(split), tokens_per_batch=512, row_multiple=4)
+    acts = {site: [] for pair in pairs for site in pair}
+    for batch, _, values in visit(model, batches, pairs):
+        for site, value in values.items():
+            assert value.dtype == "bfloat16"
+            acts[site].append(np.asarray(value.astype("float32"))[batch.targets >= 0])
+    acts = {site: np.concatenate(values) for site, values in acts.items()}
+    moments = stream_moments(model, batches, pairs)
+    check(moments, acts, pairs, 1e-14)
+    got, want = fit(moments, "embed", ["block.0"])[1], lstsq(acts["embed"], acts["block.0"])
+    x = acts["embed"].astype(np.float64)
+    assert np.linalg.norm(x @ (got.weights - want.weights)) < 1e-6 * np.linalg.norm(x @ want.weights)
 
 
 def test_bert_all_positions(bert, bert_examples):

@@ -5,9 +5,11 @@ from typing import Any
 
 import huggingface_hub
 import huggingface_hub.errors
+import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
+from jmat.mesh import data_mesh
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,6 +21,7 @@ def load(
     dtype: str = "float32",
     revision: str | None = None,
     ignore_config: tuple[str, ...] = (),
+    shard_parameters: bool = False,
 ) -> tuple[Any, Any]:
     """Loads a model and its tokenizer.
 
@@ -28,6 +31,7 @@ def load(
       dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+      shard_parameters: split every parameter over the local devices (`jmat.mesh.parameter_sharding`) as it is read.
 
     Returns:
       The model, and its tokenizer (None if the folder has none). No code that comes with a checkpoint is ever run.
@@ -39,7 +43,8 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
     folder = find(name_or_folder, revision=revision)
-    return load_model(folder, dtype=dtype, ignore_config=ignore_config), load_tokenizer(folder)
+    mesh = data_mesh(jax.local_devices()) if shard_parameters else None
+    return load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
 
 
 def bundled() -> list[str]:

@@ -19,17 +19,23 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import nnx
+from jax.sharding import Mesh
 
 from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
+from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import Family, Key
 
 
-def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = ()) -> Any:
+def load_model(
+    folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = (), mesh: Mesh | None = None
+) -> Any:
     """The model of a Hugging Face folder, or of a GGUF file, with parameters in `dtype`.
+
+    With a mesh, every parameter goes sharded to its devices as soon as it is read: no device ever holds all of them.
 
     Raises:
       FileNotFoundError: no config.json, no weights.
@@ -56,9 +62,15 @@ def load_model(folder: pathlib.Path, *, dtype: str = "float32", ignore_config: t
             tensor = files.read(chosen[key.file])
             _check_finite(tensor, chosen[key.file], folder, dtype)
             for path, part in zip(key.params, key.layout.load(tensor), strict=True):
-                arrays[path] = jnp.asarray(part, dtype=dtype)
+                arrays[path] = _put(part, dtype, mesh)
             del tensor, part
     return with_parameters(model, arrays)
+
+
+def _put(part: np.ndarray, dtype: str, mesh: Mesh | None) -> jax.Array:
+    if mesh is None:
+        return jnp.asarray(part, dtype=dtype)
+    return jax.device_put(part.astype(jnp.dtype(dtype)), parameter_sharding(mesh, part.shape))
 
 
 def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:

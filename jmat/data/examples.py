@@ -4,6 +4,7 @@ Everything is numpy, on the host. Letters: S sentences, M examples.
 """
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 
@@ -80,6 +81,15 @@ class Examples:
 
     fit: Split
     eval: Split
+
+
+def fingerprint(examples: Examples) -> str:
+    """16 hex digits of SHA-256 over all tokens, lengths and positions: whether two texts are the same."""
+    digest = hashlib.sha256()
+    for split in (examples.fit, examples.eval):
+        for field in (split.tokens, split.lengths, split.positions, split.rows):
+            digest.update(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:

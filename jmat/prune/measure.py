@@ -21,7 +21,7 @@ from jmat.early_exit.stopping import time_passes
 from jmat.flops import block_flops, head_flops
 from jmat.forward import logits, run
 from jmat.maps import Linear
-from jmat.mesh import data_mesh, replicate, shard_batch
+from jmat.mesh import data_mesh, place, replicate, shard_batch
 from jmat.metrics import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
 from jmat.progress import track
 from jmat.prune.stand_ins import Stretch, first_changed
@@ -102,7 +102,7 @@ def compare_on_text(
     check_tokens(text.split.tokens, model.config.vocab_size)
     L, S = model.config.layers, text.split.num_sentences
     mesh = data_mesh(jax.local_devices())
-    model = replicate(mesh, model)
+    model = place(mesh, model)
     placed = {key: replicate(mesh, dict(sites)) for key, sites in pruned.items()}
     sums = {key: np.zeros((4, S)) for key in pruned}
     for batch in track(text_batches(model, text, tokens_per_batch, row_multiple=mesh.size), progress):

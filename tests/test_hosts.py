@@ -1,0 +1,162 @@
+"""Two processes with two devices each, joined by jax.distributed, find what one device alone finds."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jmat import hosts
+from jmat.data.examples import Examples, Split, load_examples, save_examples
+from jmat.maps import load_maps
+from tests.test_experiments import rows_of
+from tests.test_reference import REFERENCE
+
+SCRIPTS = ("layer_jump", "linearity")  # of two_processes
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def start(folder, processes, devices):
+    """Starts the processes; returns them."""
+    compiled = f"{os.environ['JMAT_TEST_XLA']} --xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": compiled}
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-m", "tests.two_processes", str(port), str(processes)]
+    return [
+        subprocess.Popen([*command, str(k), str(folder)], cwd=ROOT, env=environment, **pipes) for k in range(processes)
+    ]
+
+
+def of_one_shape(split, count):
+    """Sentences that are read at positions 8 .. 15: batches of one shape, since compiling takes the time."""
+    rows = np.flatnonzero((split.positions >= 8) & (split.positions < 16))[:count]
+    assert len(rows) == count
+    return Split(tokens=split.tokens[split.places(rows)], lengths=split.lengths[rows], positions=split.positions[rows])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Where one process on one device, and two processes on two devices each, have written."""
+    whole = load_examples(REFERENCE / "gpt2" / "examples.npz")
+    examples = Examples(fit=of_one_shape(whole.fit, 200), eval=of_one_shape(whole.eval, 90))
+    folders = {}
+    for processes, devices in ((1, 1), (2, 2)):
+        folder = folders[processes] = tmp_path_factory.mktemp(f"by{processes}")
+        save_examples(folder / "examples.npz", examples)
+        started = start(folder, processes, devices)
+        try:
+            said = [process.communicate(timeout=900)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in started] == [0] * processes, "\n".join(said)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def arrays(folders):
+    """What the lone process found, and each of the two."""
+    return [dict(np.load(folders[processes] / f"{k}.npz")) for processes, k in ((1, 0), (2, 0), (2, 1))]
+
+
+@pytest.fixture(scope="module")
+def reports(folders):
+    return [json.loads((folders[2] / f"{k}.json").read_text()) for k in range(2)]
+
+
+@pytest.mark.slow
+def test_a_process_without_a_batch_has_everything_too(arrays):
+    alone, *both = arrays
+    for name, want in alone.items():
+        np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
+        assert both[0][name].dtype == want.dtype
+        np.testing.assert_allclose(both[0][name], want, atol=1e-6 * np.abs(want).max(), err_msg=name)
+
+
+@pytest.mark.slow
+def test_maps_equal_those_of_one_device(folders):
+    one, two = (load_maps(folders[processes] / "layer_jump")[0] for processes in (1, 2))
+    for name, linear in one.items():
+        assert np.linalg.norm(linear.W - two[name].W) < 1e-5 * np.linalg.norm(linear.W), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_rows_equal_those_of_one_device(folders, script):
+    one, two = (rows_of(folders[processes] / script) for processes in (1, 2))
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert {k: v for k, v in a.items() if not isinstance(v, float)} == {
+            k: v for k, v in b.items() if not isinstance(v, float)
+        }
+        for key in ("value", "low", "high"):
+            if isinstance(a.get(key), float):
+                assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-5), a
+
+
+@pytest.mark.slow
+def test_only_the_first_process_speaks_and_writes(reports):
+    for name in SCRIPTS:
+        (code, out, _), other = (report["ends"][name] for report in reports)
+        assert code in (None, 0)
+        assert "wrote" in out
+        assert other == [code, "", ""]
+
+
+@pytest.mark.slow
+def test_a_failure_in_one_process_is_told_in_all(reports):
+    (code, _, first), (other_code, _, second) = (report["ends"]["claimed"] for report in reports)
+    assert code == other_code == 1
+    assert "belongs to experiment layer_jump" in first
+    assert re.search("process 0 failed: .* belongs to experiment layer_jump", second)
+    told, mine = "process {} failed: the disk is full", "the disk is full"
+    differ = "--num_fit is 20 in process 0 and 21 in process 1; all must work on the same."
+    assert reports[0]["said"] == [mine, told.format(1), differ]
+    assert reports[1]["said"] == [told.format(0), mine, differ]
+
+
+@pytest.mark.slow
+def test_gathered_values_keep_every_bit(arrays):
+    for found in arrays[1:]:
+        assert found["gathered 0"].size == 0
+        np.testing.assert_array_equal(found["gathered 1"], np.random.default_rng(1).standard_normal(3))
+        np.testing.assert_array_equal(found["in rounds"], np.r_[np.arange(100.0), 1000 + np.arange(100.0)])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((None, 2, None), "--num_processes without --coordinator"),
+        ((None, None, 0), "--process_id without --coordinator"),
+        (("auto", None, 1), "leave it out"),
+        (("somewhere", 2, 0), "expected HOST:PORT"),
+        (("host:port", 2, 0), "expected HOST:PORT"),
+        (("host:1234", 2, None), "needs --num_processes and --process_id"),
+        (("host:1234", 0, 0), "--num_processes=0: expected at least 1"),
+        (("host:1234", 2, 2), r"--process_id=2: expected 0 .. 1"),
+        (("host:1234", 2, -1), r"--process_id=-1: expected 0 .. 1"),
+    ],
+)
+def test_flags_that_do_not_go_together(given, says):
+    with pytest.raises(ValueError, match=says):
+        hosts.initialize(*given)
+
+
+def test_a_lone_process_has_everything_to_itself():
+    hosts.initialize(None)
+    hosts.initialize("host:1234", 1, 0)
+    assert hosts.count() == 1
+    assert hosts.is_first()
+    assert hosts.share([1, 2, 3]) == [1, 2, 3]
+    hosts.check_same({"--seed": 0})
+    with pytest.raises(ValueError, match="as it was"), hosts.together():
+        raise ValueError("as it was")

@@ -1,0 +1,104 @@
+"""One of several processes that work together, run by test_hosts: `python -m tests.two_processes PORT P ID OUT`.
+
+Writes what it got to OUT/ID.npz, and what each script said to OUT/ID.json.
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from absl import flags
+
+import jmat
+from experiments import cli, layer_jump, linearity
+from jmat import hosts
+from jmat.capture import capture
+from jmat.data.examples import load_examples
+from jmat.moments import second_moments
+from jmat.streaming import all_positions, packed_batches, stream_moments
+from tests.test_reference import REFERENCE
+from tests.test_streaming import few
+
+SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}
+EXTRA = {"layer_jump": ["--targets=final"], "linearity": ["--noparts"]}
+PAIRS = [("embed", "block.3"), ("block.1.ffn.in", "block.1.ffn")]
+
+
+def fewer_batches_than_processes(model, examples):
+    """A capture and moments of which one process has no share, by name."""
+    split, found = few(examples.eval, 3), {}
+    read = all_positions(split, skip_first=1)
+    batches = packed_batches(split, read, row_multiple=jax.local_device_count())
+    assert len(batches) == 1
+    moments = stream_moments(model, batches, PAIRS)
+    for x, y in PAIRS:
+        found[f"{x} {y}"] = np.asarray(second_moments(moments, x, y, centred=True))
+    return found | capture(model, split, ("embed", "block.3"))
+
+
+def exchanges():
+    """What the processes tell one another, float64 to the last bit, and how a failure in one reaches the other."""
+    me = jax.process_index()
+    mine = np.random.default_rng(me).standard_normal(3 * me)
+    found = {f"gathered {k}": values for k, values in enumerate(hosts.gather(mine))}
+    hosts._AT_ONCE = 64  # several rounds
+    found["in rounds"] = np.concatenate(hosts.gather(np.arange(100.0) + 1000 * me))
+    hosts._AT_ONCE = 64 << 20
+    said = []
+    for failing in (0, 1):
+        try:
+            with hosts.together():
+                if me == failing:
+                    raise ValueError("the disk is full")
+                hosts.gather(mine)
+        except ValueError as error:
+            said.append(str(error))
+    try:
+        hosts.check_same({"--num_fit": 20 + me, "--seed": 0})
+    except ValueError as error:
+        said.append(str(error))
+    return found, said
+
+
+def run(script, given):
+    """Exit code, standard output and standard error of a script in this process."""
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].unparse()
+    sys.argv = [f"experiments.{script}", *given]  # by which the script finds its own flags
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            cli.run(SCRIPTS[script].main)
+        except SystemExit as end:
+            return end.code, out.getvalue(), err.getvalue()
+
+
+def main(port, processes, me, out):
+    """Everything, in one process, since importing and compiling take the time."""
+    folder, joined = pathlib.Path(out), [f"--coordinator=localhost:{port}", f"--num_processes={processes}"]
+    joined = [*joined, f"--process_id={me}"] if processes > 1 else []
+    base = [
+        f"--model={REFERENCE / 'gpt2'}",
+        f"--examples={folder / 'examples.npz'}",
+        "--tokens_per_batch=1024",
+        *joined,
+    ]
+    layer_jump.plot_by_layer = linearity.plot = lambda *args, **kwargs: []  # drawing is slow, and tested elsewhere
+    ends = {name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS}
+    ends["claimed"] = run("linearity", [*base, f"--out={folder / 'layer_jump'}"])
+    model = jmat.load(REFERENCE / "gpt2")[0]
+    found = fewer_batches_than_processes(model, load_examples(folder / "examples.npz"))
+    said = []
+    if processes > 1:
+        more, said = exchanges()
+        found |= more
+    np.savez(folder / f"{me}.npz", **found)
+    (folder / f"{me}.json").write_text(json.dumps({"ends": ends, "said": said}))
+
+
+if __name__ == "__main__":
+    port, processes, me, out = sys.argv[1:]
+    main(port, int(processes), int(me), out)
