@@ -113,18 +113,17 @@ def ablate_heads(
     """
     L, H, K = model.config.layers, model.config.heads, model.config.head_width
     plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {}
-    for i in range(L):
+    settings: dict[str, Any] = {"mask_token": mask_token, "tokens_per_batch": tokens_per_batch}
+    for i in track(range(L), None if progress is None else f"fit {progress}"):
         heads = [f"block.{i}.attn.head.{h}" for h in range(H)]
         keep = (f"block.{i}.attn.in", *heads)
-        acts = capture(model, examples.fit, keep, mask_token=mask_token, tokens_per_batch=tokens_per_batch)
+        acts = capture(model, examples.fit, keep, stop=i + 1, **settings)
         solution = lstsq(acts[keep[0]], np.concatenate([acts[head] for head in heads], axis=1))
         for h in range(H):
             linear = Linear(solution.weights[:, h * K : (h + 1) * K])
             plans.setdefault(f"mat_head.{h}", {})[i] = {(f"attn.head.{h}", i): linear}
             plans.setdefault(f"no_head.{h}", {})[i] = {(f"attn.head.{h}", i): Zero(K)}
-    return ablate(
-        model, examples.eval, plans, mask_token=mask_token, tokens_per_batch=tokens_per_batch, progress=progress
-    )
+    return ablate(model, examples.eval, plans, progress=progress, **settings)
 
 
 def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples) -> list[dict[str, Any]]:
