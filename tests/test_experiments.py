@@ -147,6 +147,7 @@ def mistakes(tmp_path):
         "another run's folder": ([*base, f"--out={foreign}"], "belongs to experiment r2"),
         "positional argument": ([*base, "stray"], "stray"),
         "unknown flag": ([*base, "--protocoll=din2023"], "protocoll"),
+        "a process that joins nobody": ([*base, "--process_id=1"], "--process_id without --coordinator"),
         "bad flag value": ([*base, "--num_fit=-3"], "num_fit"),
     }
 

@@ -10,7 +10,9 @@ import sys
 
 import numpy as np
 import pytest
+from absl.testing import flagsaver
 
+from experiments import common
 from jmat import hosts
 from jmat.data.examples import Examples, Split, load_examples, save_examples
 from jmat.maps import load_maps
@@ -51,6 +53,8 @@ def folders(tmp_path_factory):
     for processes, devices in ((1, 1), (2, 2)):
         folder = folders[processes] = tmp_path_factory.mktemp(f"by{processes}")
         save_examples(folder / "examples.npz", examples)
+        for file in ("config.json", "model.safetensors"):  # no tokenizer: importing transformers takes long
+            (folder / file).write_bytes((REFERENCE / "gpt2" / file).read_bytes())
         started = start(folder, processes, devices)
         try:
             said = [process.communicate(timeout=900)[0] for process in started]
@@ -149,6 +153,13 @@ def test_gathered_values_keep_every_bit(arrays):
 def test_flags_that_do_not_go_together(given, says):
     with pytest.raises(ValueError, match=says):
         hosts.initialize(*given)
+
+
+def test_an_experiment_of_one_host_refuses_to_be_one_of_many():
+    common.FLAGS.mark_as_parsed()
+    joined = flagsaver.flagsaver(coordinator="host:1234", num_processes=2, process_id=0)
+    with joined, pytest.raises(ValueError, match="prune runs on one host: leave out --coordinator"):
+        common.claim("prune")
 
 
 def test_a_lone_process_has_everything_to_itself():

@@ -150,4 +150,5 @@ def test_load_passes_ignored_fields_on(tmp_path):
     with pytest.raises(ValueError, match=r"harmless=1 is a field .*ignore_config=\('harmless',\)"):
         jmat.load(tmp_path)
     assert jmat.load(tmp_path, ignore_config=("harmless",))[0].config.layers == 2
-    assert list(inspect.signature(jmat.load).parameters) == ["name_or_folder", "dtype", "revision", "ignore_config"]
+    given = ["name_or_folder", "dtype", "revision", "ignore_config", "shard_parameters"]
+    assert list(inspect.signature(jmat.load).parameters) == given

@@ -20,7 +20,6 @@ from jmat.capture import capture
 from jmat.data.examples import load_examples
 from jmat.moments import second_moments
 from jmat.streaming import all_positions, packed_batches, stream_moments
-from tests.test_reference import REFERENCE
 from tests.test_streaming import few
 
 SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}
@@ -81,7 +80,7 @@ def main(port, processes, me, out):
     folder, joined = pathlib.Path(out), [f"--coordinator=localhost:{port}", f"--num_processes={processes}"]
     joined = [*joined, f"--process_id={me}"] if processes > 1 else []
     base = [
-        f"--model={REFERENCE / 'gpt2'}",
+        f"--model={folder}",
         f"--examples={folder / 'examples.npz'}",
         "--tokens_per_batch=1024",
         *joined,
@@ -89,7 +88,7 @@ def main(port, processes, me, out):
     layer_jump.plot_by_layer = linearity.plot = lambda *args, **kwargs: []  # drawing is slow, and tested elsewhere
     ends = {name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS}
     ends["claimed"] = run("linearity", [*base, f"--out={folder / 'layer_jump'}"])
-    model = jmat.load(REFERENCE / "gpt2")[0]
+    model = jmat.load(folder)[0]
     found = fewer_batches_than_processes(model, load_examples(folder / "examples.npz"))
     said = []
     if processes > 1:
