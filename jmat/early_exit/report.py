@@ -168,8 +168,8 @@ def timing_rows(
             thresholds = thresholds_of("gap", [lam], split.positions, model.config, protocol)[2][0][:count]
 
             def early(groups=groups, rule=rule, thresholds=thresholds):
-                for rows_of, *inputs in groups:
-                    run_until_sure(model, *inputs, thresholds[rows_of], rule)
+                for rows_of, inputs, length, position in groups:
+                    run_until_sure(model, inputs, length, position, thresholds[rows_of], rule)
 
             passes[name] = early
         seconds = time_passes(passes)
