@@ -6,6 +6,8 @@ from collections.abc import Callable
 from absl import app, logging
 
 from jmat import hosts
+from jmat.resume import EXIT_TERMINATED
+from jmat.snapshots import Terminated
 
 
 def say(message: str) -> None:
@@ -15,7 +17,10 @@ def say(message: str) -> None:
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback."""
+    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback.
+
+    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15.
+    """
 
     def guarded(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
@@ -24,6 +29,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         try:
             with hosts.together():
                 main(argv)
+        except Terminated as stop:
+            say(str(stop))
+            sys.exit(EXIT_TERMINATED)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

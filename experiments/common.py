@@ -20,7 +20,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import fit_eval
-from jmat.data.examples import Examples, fingerprint, load_examples
+from jmat.data.examples import Examples, Split, fingerprint, load_examples
 from jmat.maps import MapsInfo, model_hash
 from jmat.mesh import usual_batch
 from jmat.regression import Solution
@@ -91,22 +91,33 @@ class Job:
         say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
         return examples
 
+    @functools.cached_property
+    def model_hash(self) -> str:
+        """Fingerprint of the model's weights."""
+        return model_hash(parameters(self.model))
+
     def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Activations of the fit and of the evaluation examples, by site."""
         return capture_both(self.model, self.examples, keep, self.mask_token)
+
+    def capture_eval(self, keep: Sequence[str]) -> dict[str, np.ndarray]:
+        """Activations of the evaluation examples, by site."""
+        return capture_one(self.model, self.examples.eval, keep, self.mask_token, "eval")
 
     def next_tokens(self) -> np.ndarray:
         """The token that each evaluation example's prediction is about; -1 where the sentence ends."""
         return target_tokens(self.examples.eval, masked=self.mask_token is not None)
 
-    def maps_info(self) -> MapsInfo:
-        """What a saved map must be able to tell about itself."""
+    def maps_info(self, n: int | None = None) -> MapsInfo:
+        """What a saved map must be able to tell about itself: that it was fitted on n tokens, by default the fit
+        examples, among others.
+        """
         return MapsInfo(
             model=FLAGS.model,
-            model_hash=model_hash(parameters(self.model)),
+            model_hash=self.model_hash,
             protocol=FLAGS.protocol,
             corpus=FLAGS.examples or FLAGS.corpus,
-            n=self.examples.fit.num_examples,
+            n=self.examples.fit.num_examples if n is None else n,
             seed=FLAGS.seed,
             dtype=FLAGS.dtype,
         )
@@ -121,6 +132,8 @@ def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False)
 
     Where the experiment runs on many hosts, all of them load it, and only the first claims the folder.
     """
+    if FLAGS.protocol != "jmat" and (FLAGS.skip_first or FLAGS.skip_special):
+        raise ValueError(f"--protocol={FLAGS.protocol} leaves no token out; --skip_first needs --protocol=jmat.")
     config, out = claim(experiment, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
@@ -186,18 +199,17 @@ def capture_both(
     model: Any, examples: Examples, keep: Sequence[str], mask_token: int | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Activations of a model at the fit and at the evaluation examples, by site."""
-    fit, held_out = (
-        capture(
-            model,
-            split,
-            keep,
-            mask_token=mask_token,
-            tokens_per_batch=tokens_per_batch(),
-            progress=f"capture {name}",
-        )
-        for name, split in (("fit", examples.fit), ("eval", examples.eval))
-    )
+    splits = (("fit", examples.fit), ("eval", examples.eval))
+    fit, held_out = (capture_one(model, split, keep, mask_token, name) for name, split in splits)
     return fit, held_out
+
+
+def capture_one(
+    model: Any, split: Split, keep: Sequence[str], mask_token: int | None, name: str
+) -> dict[str, np.ndarray]:
+    """Activations of a model at the examples of one part, whose name the progress bar shows; by site."""
+    per_batch, progress = tokens_per_batch(), f"capture {name}"
+    return capture(model, split, keep, mask_token=mask_token, tokens_per_batch=per_batch, progress=progress)
 
 
 def tokens_per_batch() -> int:
@@ -228,5 +240,5 @@ def say_ranks(solutions: Mapping[int, Solution]) -> None:
 
 def own_flags() -> dict[str, Any]:
     """The flags of the running experiment, by name, as results.json records them."""
-    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id"}
+    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
     return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}

@@ -6,19 +6,24 @@ For every layer l = 0..L: precision@k and recall@k (k = 1, 5, 10), surprisal and
 against the full model's, on held-out sentences, with 95 % intervals. Writes results.json, layer_jump.png and the maps.
 Expect `mat` far above `id` in the first half of the layers. Takes a minute or two on two CPU cores with the bundled
 model; gpt2 takes some ten minutes there.
+
+With --fit_tokens=all maps are fitted on every token of the fit sentences. Where activations of so many would not fit
+(--route), statistics of constant size take their place; such a run goes on where it was killed when it is started again
+with the same flags.
 """
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, fitting, passes
 from jmat import hosts
 from jmat.capture import stream_sites
-from jmat.jumps import evaluate, fit_jumps, metric_rows
+from jmat.jumps import evaluate, metric_rows
 from jmat.maps import Identity, save_maps
 from jmat.plots import plot_by_layer
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(fitting)
 _TARGETS = flags.DEFINE_enum(
     "targets", "all", ["all", "final"], "Fit and save maps to all later layers, or only to the final one (less memory)."
 )
@@ -30,23 +35,21 @@ def main(argv: list[str]) -> None:
     del argv
     job = common.start("layer_jump", many_hosts=True)
     L = job.model.config.layers
-    fit, held_out = job.capture(stream_sites(L))
+    statistics = fitting.read(job, targets=_TARGETS.value)
+    streams = list(job.capture_eval(stream_sites(L)).values())
     if not hosts.is_first():
         return
-    streams = [held_out[site] for site in stream_sites(L)]
-    maps, solutions = fit_jumps(
-        list(fit.values()), targets=_TARGETS.value, intercept=job.config["intercept"], progress="fit"
-    )
-    common.say_ranks(solutions)
+    maps, n = fitting.fit_maps(job, statistics, targets=_TARGETS.value)
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     values = evaluate(job.model, streams[L], shortcuts, progress="evaluate")
     rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
-    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info())
+    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info(n))
     results = job.finish(rows)
     plot_by_layer(results, METRICS, job.out / "layer_jump.png", title=f"{job.config['model']}: reading layer l")
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
     print(f"wrote {job.out}/results.json, layer_jump.png, maps.safetensors, maps.json")
+    passes.discard_snapshots(job)
 
 
 if __name__ == "__main__":

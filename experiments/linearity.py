@@ -12,7 +12,8 @@ the tokens' errors, and which tokens are the least and the most linear.
 
 All tokens of all sentences are used, in two passes that store no activations. --protocol=jmat leaves out the first
 position (--skip_first) or, for masked models, special tokens; --tokens=sampled reads only the sampled positions.
---all_pairs adds every pair of layers, --revisions curves over training, --against the difference to another model.
+--all_pairs adds every pair of layers, --revisions curves over training, --against the difference to another model. A
+run that was killed goes on in the middle of the first pass when it is started again with the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on two CPU cores with the bundled
 model. Expect above 0.9 with the residual in the middle layers and much less without it.
@@ -22,25 +23,23 @@ import pathlib
 from typing import Any
 
 from absl import flags
-from jax import local_device_count
 
-from experiments import cli, common
+from experiments import cli, common, passes
 from jmat import hosts
 from jmat import linearity_report as report
-from jmat.capture import check_examples, mask_positions
+from jmat.capture import check_examples
 from jmat.checkpoint.load import load
-from jmat.data.examples import Split
 from jmat.data.packing import Batch
 from jmat.linearity import Labels, Measured, measure, part_pairs, step_pairs
 from jmat.plots import plot_r2
 from jmat.results import format_table
 from jmat.sites import SUBMODULES
-from jmat.streaming import all_positions, packed_batches, sampled_positions
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(passes)
 flags.DEFINE_bool("parts", True, "Also ln_1, attn, ln_2 and ffn of every block.")
 flags.DEFINE_bool("all_pairs", False, "All pairs of layers, not only neighbours.")
-flags.DEFINE_enum("tokens", "all", ["all", "sampled"], "Which tokens are read: all, or the sampled positions.")
+flags.DEFINE_enum("tokens", "all", passes.TOKENS, "Which tokens are read: all, or the sampled positions.")
 flags.DEFINE_list("revisions", [], "Earlier checkpoints, in order: local folders, or revisions of the hub id --model.")
 flags.DEFINE_string("against", None, "Another model of the same shape and tokenizer, to be subtracted from --model.")
 
@@ -50,27 +49,28 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    if FLAGS.protocol != "jmat" and (FLAGS.skip_first or FLAGS.skip_special):
-        raise ValueError(f"--protocol={FLAGS.protocol} reads every token; --skip_first needs --protocol=jmat.")
     job = common.start("linearity", needs_head=False, many_hosts=True)
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
-    L, seed, held_out = job.model.config.layers, FLAGS.seed, text(job, job.examples.eval)
+    L, seed, tokens = job.model.config.layers, FLAGS.seed, FLAGS.tokens
+    fit, held_out = (passes.as_read(job, split, tokens) for split in (job.examples.fit, job.examples.eval))
     labels: Labels = step_pairs(L, all_pairs=FLAGS.all_pairs) | (part_pairs(L) if FLAGS.parts else {})
-    batches = (packed(job, text(job, job.examples.fit)), packed(job, held_out))
+    batches = (passes.packed(job, fit, tokens), passes.packed(job, held_out, tokens))
     cli.say(f"{tokens_in(batches[0])} tokens to fit on, {tokens_in(batches[1])} to evaluate on")
-    measured = measure(job.model, *batches, labels, progress="")
+    measured = measure(job.model, *batches, labels, snapshots=passes.snapshots(job), progress="")
     say_ranks(measured, job.model.config.width)
     figures = report.resampled(measured, held_out, labels, seed=seed)
     rows = report.linearity_rows(measured, labels, figures)
     rows += report.error_rows(measured, labels)
     rows += report.token_rows(measured, held_out, labels, decoder(job))
-    for name, model in others.items():
-        found = measure(model, *batches, labels, progress=f"{name}: ")
+    for k, (name, model) in enumerate(others.items()):
+        kept = passes.snapshots(job, f"revision-{k}", model)
+        found = measure(model, *batches, labels, snapshots=kept, progress=f"{name}: ")
         theirs = report.resampled(found, held_out, labels, seed=seed)
         rows += [row | {"checkpoint": name} for row in report.linearity_rows(found, labels, theirs)]
     if other is not None:
-        found = measure(other, *batches, labels, progress=f"{FLAGS.against}: ")
+        kept = passes.snapshots(job, "against", other)
+        found = measure(other, *batches, labels, snapshots=kept, progress=f"{FLAGS.against}: ")
         theirs = report.resampled(found, held_out, labels, seed=seed)
         difference = report.difference_rows(labels, figures, theirs, len(found.tokens))
         rows += [row | {"against": FLAGS.against} for row in report.linearity_rows(found, labels, theirs) + difference]
@@ -80,6 +80,7 @@ def main(argv: list[str]) -> None:
     written = plot(job, results)
     print_tables(rows)
     print(f"wrote {', '.join(f'{job.out}/{name}' for name in ('results.json', *written))}")
+    passes.discard_snapshots(job)
 
 
 def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
@@ -97,28 +98,6 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
         )
     check_examples(job.examples, model.config)
     return model
-
-
-def text(job: common.Job, split: Split) -> Split:
-    """The sentences as the model sees them: for masked models, sampled positions are read under the mask."""
-    if FLAGS.tokens == "sampled" and job.mask_token is not None:
-        return mask_positions(split, job.mask_token)
-    return split
-
-
-def packed(job: common.Job, split: Split) -> list[Batch]:
-    """Batches of the sentences, with the tokens marked that --tokens, --protocol and --skip_first leave in."""
-    jmat, causal = FLAGS.protocol == "jmat", job.model.config.causal
-    if FLAGS.tokens == "sampled":
-        read = sampled_positions(split)
-    else:
-        first = int(causal) if FLAGS.skip_first is None else FLAGS.skip_first
-        special = not causal if FLAGS.skip_special is None else FLAGS.skip_special
-        if jmat and special and job.tokenizer is None:
-            raise ValueError(f"{FLAGS.model} has no tokenizer that knows special tokens; give --noskip_special.")
-        skipped = set(job.tokenizer.all_special_ids) - {job.tokenizer.unk_token_id} if jmat and special else ()
-        read = all_positions(split, skip_first=first if jmat else 0, skip_tokens=sorted(skipped))
-    return packed_batches(split, read, tokens_per_batch=common.tokens_per_batch(), row_multiple=local_device_count())
 
 
 def tokens_in(batches: list[Batch]) -> int:

@@ -18,7 +18,6 @@ model, bit for bit.
 import functools
 import hashlib
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -67,7 +66,6 @@ _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the re
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)
 _EVAL_EVERY = flags.DEFINE_integer("eval_every", 200, "Steps between two held-out losses.", lower_bound=1)
 _EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "`fit` sentences in these losses.", lower_bound=1)
-_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 
@@ -123,10 +121,8 @@ def train(
     steps: int,
 ) -> tuple[training.TrainState, bool]:
     """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short, the state saved."""
-    terminated: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     began, tokens = time.perf_counter(), 0
-    try:
+    with resume.sigterm_received() as terminated:
         for step, batch in data:
             done = step + 1
             state, loss = step_fn(state, batch)
@@ -143,8 +139,6 @@ def train(
             if terminated and done < steps:
                 return state, False
         return state, True
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: list[str]) -> None:
@@ -173,7 +167,7 @@ def main(argv: list[str]) -> None:
     )
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
-    checkpoints = resume.open_checkpoints(out, keep=averaged + 1)
+    checkpoints = resume.open_checkpoints(out / "checkpoints", keep=averaged + 1)
     state = resume.restore(checkpoints, state)
     first = int(state.step)
     history = read_rows(out, first)
@@ -201,7 +195,7 @@ def main(argv: list[str]) -> None:
     if not finished:
         checkpoints.close()
         print(f"Stopped by SIGTERM after {int(state.step)} steps; start again with the same flags to go on.")
-        sys.exit(_EXIT_TERMINATED)
+        sys.exit(resume.EXIT_TERMINATED)
     model = state.model if averaged == 1 else resume.mean(checkpoints, state, averaged).model
     checkpoints.close()
     checkpoint.save_model(out / "model", model, dtype="float16")

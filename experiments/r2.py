@@ -6,37 +6,35 @@ Held-out coefficient of determination of `mat` (least squares) and `id` (the ear
 layers i < j. `r2` is the paper's: uniform mean over the coordinates. Beside it, `r2_weighted` (by variance),
 `r2_no_first` (first positions left out) and `r2_no_outliers` (outlier coordinates left out), each with a 95 % interval.
 Writes results.json, r2.png (heat maps side by side) and the maps. About a minute on two CPU cores with the bundled
-model.
+model. --fit_tokens and --route are as for layer_jump.
 """
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, fitting, passes
 from jmat import hosts
 from jmat.capture import stream_sites
-from jmat.jumps import fit_jumps
 from jmat.maps import save_maps
 from jmat.plots import plot_r2
 from jmat.r2 import r2_rows, resamples
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(fitting)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     job = common.start("r2", many_hosts=True)
-    sites = stream_sites(job.model.config.layers)
-    fit, held_out = job.capture(sites)
+    statistics = fitting.read(job)
+    streams = list(job.capture_eval(stream_sites(job.model.config.layers)).values())
     if not hosts.is_first():
         return
-    maps, solutions = fit_jumps([fit[site] for site in sites], intercept=job.config["intercept"], progress="fit")
-    common.say_ranks(solutions)
-    streams = [held_out[site] for site in sites]
+    maps, n = fitting.fit_maps(job, statistics)
     drawn = resamples(job.examples.eval.positions, job.examples.eval.rows, seed=job.config["seed"])
     rows = r2_rows(streams, maps, drawn, progress="evaluate")
-    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info())
+    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info(n))
     results = job.finish(rows)
     plot_r2(results, job.out / "r2.png", title=f"{job.config['model']}: r2 of layer j from layer i")
     for name in ("mat", "id"):
@@ -44,6 +42,7 @@ def main(argv: list[str]) -> None:
         shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]
         print(format_table(shown, index="layer", columns=("target",), metrics=("r2",)))
     print(f"wrote {job.out}/results.json, r2.png, maps.safetensors, maps.json")
+    passes.discard_snapshots(job)
 
 
 if __name__ == "__main__":

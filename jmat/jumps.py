@@ -43,7 +43,7 @@ def fit_jumps(
     maps: dict[tuple[int, int], Linear] = {}
     solutions: dict[int, Solution] = {}
     for i in track(range(L), progress):
-        to = range(i + 1, L + 1) if targets == "all" else [L]
+        to = jump_targets(i, L, targets)
         solution = lstsq(streams[i], np.concatenate([streams[j] for j in to], axis=1), intercept=intercept)
         for k, j in enumerate(to):
             columns = slice(k * D, (k + 1) * D)
@@ -52,6 +52,11 @@ def fit_jumps(
         shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
         solutions[i] = dataclasses.replace(solution, weights=shape)
     return maps, solutions
+
+
+def jump_targets(source: int, layers: int, targets: str) -> Sequence[int]:
+    """The layers that a source has maps to: `all` after it, or only the `final` one."""
+    return range(source + 1, layers + 1) if targets == "all" else [layers]
 
 
 def evaluate(

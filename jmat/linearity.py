@@ -22,6 +22,7 @@ from jmat.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.mesh import data_mesh, replicate
 from jmat.moments import Moments, Pair, mean
 from jmat.sites import SUBMODULES
+from jmat.snapshots import Snapshots
 from jmat.streaming import stream_moments, visit
 
 Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
@@ -99,11 +100,13 @@ def measure(
     labels: Labels,
     *,
     devices: Sequence[jax.Device] | None = None,
+    snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Measured:
     """Fits an affine map for every pair on one text, and applies it to the other (`jmat.streaming.packed_batches`).
 
-    Each host goes through its share of the batches; all hosts get all results.
+    Each host goes through its share of the batches; all hosts get all results. A first pass that was killed goes on
+    from its `snapshots`.
 
     Memory: `jmat.moments.Moments` for the pairs, and 20 bytes a pair for each evaluation token.
 
@@ -113,7 +116,7 @@ def measure(
     streams = stream_sites(model.config.layers)
     pairs = [*labels, *((stream, stream) for stream in streams)]
     say = None if progress is None else f"{progress}fit"
-    moments = stream_moments(model, fit_batches, pairs, devices=devices, progress=say)
+    moments = stream_moments(model, fit_batches, pairs, devices=devices, snapshots=snapshots, progress=say)
     in_sample: dict[Pair, Linearity] = {}
     rank: dict[str, int] = {}
     maps: dict[Pair, _Affine] = {}

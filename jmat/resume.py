@@ -1,28 +1,49 @@
 """What a killed run goes on from: Orbax checkpoints of its state."""
 
+import contextlib
 import pathlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 State = TypeVar("State")
 
+_CHUNK = 2**26  # bytes that are compressed at once
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
 
 def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:
-    """The manager of the checkpoints under `folder`; the last `keep` stay, each written whole or not at all."""
+    """The manager of the checkpoints in `folder`; the last `keep` stay, each written whole or not at all."""
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    return ocp.CheckpointManager(folder.resolve() / "checkpoints", options=options)
+    return ocp.CheckpointManager(folder.resolve(), options=options)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
-    """Saves all arrays of a state, by path. Returns once they are copied; the writing goes on in the background."""
+def save(manager: ocp.CheckpointManager, step: int, state: Any, about: Mapping[str, Any] | None = None) -> None:
+    """Saves all arrays of a state, by path, and what is to be said `about` it.
+
+    Returns once they are copied; the writing goes on in the background.
+    """
     if manager.latest_step() != step:
-        manager.save(step, args=ocp.args.StandardSave(_by_path(state)))
+        arrays = _by_path(state)
+        chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
+        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata=dict(about or {}))
+
+
+def raise_errors(manager: ocp.CheckpointManager) -> None:
+    """Raises what has gone wrong in the background by now."""
+    if not manager.is_saving_in_progress():
+        manager.wait_until_finished()
 
 
 def restore(manager: ocp.CheckpointManager, state: State, step: int | None = None) -> State:
-    """The newest checkpoint, or that of a step, placed as the arrays of `state` are; `state` where there is none.
+    """The newest checkpoint, or that of a step; `state` where there is none.
+
+    It is placed as the arrays of `state` are; where those are numpy's, it is in numpy arrays.
 
     Raises ValueError where the checkpoint's arrays are not those of `state`.
     """
@@ -30,7 +51,7 @@ def restore(manager: ocp.CheckpointManager, state: State, step: int | None = Non
     if step is None:
         return state
     arrays = _by_path(state)
-    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), arrays)
+    abstract = jax.tree.map(_abstract, arrays)
     try:
         restored = manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except (ValueError, KeyError, FileNotFoundError) as error:
@@ -41,12 +62,40 @@ def restore(manager: ocp.CheckpointManager, state: State, step: int | None = Non
     return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
 
 
+def about(manager: ocp.CheckpointManager, step: int) -> Mapping[str, Any]:
+    """What `save` was told about a checkpoint."""
+    return manager.metadata(step).custom_metadata or {}
+
+
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
     """The mean of the last `count` checkpoints (of all, where there are fewer), array by array."""
     states = [restore(manager, state, step) for step in sorted(manager.all_steps())[-count:]]
     return jax.tree.map(lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states)
 
 
-def _by_path(state: Any) -> dict[str, jax.Array]:
+@contextlib.contextmanager
+def sigterm_received() -> Iterator[list[int]]:
+    """A list that is empty until SIGTERM comes; meanwhile the signal does not end the process.
+
+    Outside the main thread, where Python lets nobody catch signals, it stays empty.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _by_path(state: Any) -> dict[str, Any]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _abstract(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -5,6 +5,9 @@ over the devices; of the activations only those of one block, and of the streams
 memory at a time.
 """
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from jmat.mesh import data_mesh, place, shard_batch
 from jmat.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
 from jmat.progress import track
 from jmat.sites import check_names, width
+from jmat.snapshots import Snapshots, go_on, short_hash, text_hash
 
 _SHORTEST_ROW = 128
 
@@ -139,6 +143,7 @@ def stream_moments(
     pairs: Sequence[Pair],
     *,
     devices: Sequence[jax.Device] | None = None,
+    snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
     """Moments of all tokens that are read, in one pass. Takes what `visit` takes, and raises what it raises.
@@ -152,13 +157,15 @@ def stream_moments(
       batches: as for `visit`.
       pairs: (source site, target site); a site paired with itself has only its own second moments summed up.
       devices: as for `visit`.
+      snapshots: from which a pass that was killed goes on; it ends with the same bits. None writes none.
       progress: as for `visit`.
 
     Raises:
       ValueError: also for NaN or infinity in the activations, naming the site.
+      Terminated, OSError: as `jmat.snapshots.go_on`.
     """
-    partial = partial_moments(model, hosts.share(batches), pairs, devices=devices, progress=progress)
-    moments = merge_hosts(combine(partial))
+    how: dict[str, Any] = {"devices": devices, "snapshots": snapshots, "progress": progress}
+    moments = merge_hosts(combine(partial_moments(model, hosts.share(batches), pairs, **how)))
     check_finite(moments, dict.fromkeys(site for pair in pairs for site in pair))
     return moments
 
@@ -170,6 +177,7 @@ def partial_moments(
     *,
     devices: Sequence[jax.Device] | None = None,
     moments: Moments | None = None,
+    snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
     """The same before `combine`: every device's own sums. For passes that go on from where another one stopped.
@@ -185,14 +193,56 @@ def partial_moments(
     if shapes[0] != shapes[1]:
         raise ValueError("the moments to go on from are of other pairs, or of another number of devices.")
     with jax.enable_x64(True):
-        moments = shard_batch(mesh, moments or start)
-    last_batch = before = None
-    for batch, weights, acts in visit(model, batches, pairs, devices=devices, progress=progress):
-        if batch is not last_batch:  # the host runs ahead by one batch, not by all of them
-            jax.block_until_ready(before)
-            last_batch, before = batch, moments.count
-        moments = update(moments, acts, weights)
-    return moments
+        start = shard_batch(mesh, moments or start)
+
+    def states(done: int, moments: Moments) -> Iterator[Moments]:
+        return _after_each_batch(visit(model, batches[done:], pairs, devices=devices, progress=progress), moments)
+
+    if snapshots is None:
+        return functools.reduce(lambda _, after: after, states(0, start), start)
+    what = {"number of devices": mesh.size, "text": text_hash(batches), "pairs": short_hash(repr(pairs).encode())}
+    owner = {**snapshots.owner, **what}
+    return go_on(states, start, len(batches), dataclasses.replace(snapshots, owner=owner))
+
+
+def _after_each_batch(parts: Iterable[Any], moments: Moments) -> Iterator[Moments]:
+    """The sums after every batch of `visit`; each is used up when the next one is asked for."""
+    before = None
+    for _, of_batch in itertools.groupby(parts, key=lambda part: id(part[0])):
+        for _, weights, acts in of_batch:
+            moments = update(moments, acts, weights)
+        jax.block_until_ready(before)  # the host runs ahead by one batch, not by all of them
+        before = moments.count
+        yield moments
+
+
+def collect(
+    model: Any,
+    batches: Sequence[Batch],
+    sites: Sequence[str],
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    progress: str | None = None,
+) -> dict[str, Float[ndarray, "N W"]]:
+    """Activations of all tokens that are read, in one pass, on the host: 4 N W bytes a site.
+
+    Takes what `visit` takes, and raises what it raises. The tokens come in the order in which the batches hold them.
+    Each host goes through its share of the batches; all get the values of all.
+    """
+    ends = np.cumsum([int((batch.targets >= 0).sum()) for batch in batches])
+    places = hosts.share(np.split(np.arange(ends[-1]), ends[:-1]))
+    values = {site: np.empty((ends[-1], width(site, model.config)), np.float32) for site in sites}
+    pairs, coming = [(site, site) for site in sites], iter(places)
+    at, last_batch = np.empty(0, np.int64), None
+    for batch, _, acts in visit(model, hosts.share(batches), pairs, devices=devices, progress=progress):
+        if batch is not last_batch:
+            last_batch, at = batch, next(coming)
+        for site, value in acts.items():
+            values[site][at] = np.asarray(value, np.float32)[batch.targets >= 0]
+    mine = np.concatenate([np.empty(0, np.int64), *places])
+    for filled in values.values():
+        hosts.fill_in(filled, mine)
+    return values
 
 
 def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:

@@ -1,0 +1,79 @@
+"""Maps from layer to layer: on which tokens they are fitted, and whether activations are stored for it."""
+
+from typing import Any
+
+import numpy as np
+from absl import flags
+from jax import local_device_count
+
+from experiments import cli, common, passes
+from jmat.capture import stream_sites
+from jmat.jumps import fit_jumps
+from jmat.maps import Linear
+from jmat.moments import Moments
+from jmat.streamed_jumps import (
+    choose_route,
+    fit_jumps_to_moments,
+    jump_pairs,
+    memory_of_activations,
+    memory_of_moments,
+)
+from jmat.streaming import collect, stream_moments
+
+flags.adopt_module_key_flags(passes)
+flags.DEFINE_enum(
+    "fit_tokens",
+    "sampled",
+    passes.TOKENS,
+    "Tokens of the fit sentences that maps are fitted on: the sampled positions, or all (which masked models read "
+    "unmasked; --protocol=jmat leaves out the same as when it samples). Evaluation is on sampled positions always.",
+)
+flags.DEFINE_enum(
+    "route",
+    "auto",
+    ["auto", "memory", "streaming"],
+    "memory: activations are stored, and maps fitted to them (QR, float32). streaming: nothing is stored but second "
+    "moments (float64), whose size does not depend on the text; such a run goes on where it was killed. auto: memory "
+    "where it is the smaller one, or small.",
+)
+
+FLAGS = flags.FLAGS
+
+
+def read(job: common.Job, *, targets: str = "all") -> Moments | list[np.ndarray]:
+    """What maps are fitted to: the activations h_0 .. h_L of the fit tokens, or their moments. All hosts take part."""
+    tokens, sites, split = FLAGS.fit_tokens, stream_sites(job.model.config.layers), job.examples.fit
+    if _route(job, targets) == "streaming":
+        batches = passes.packed(job, passes.as_read(job, split, tokens), tokens)
+        pairs = jump_pairs(job.model.config.layers, targets=targets)
+        return stream_moments(job.model, batches, pairs, snapshots=passes.snapshots(job), progress="read fit")
+    if tokens == "sampled":
+        return list(common.capture_one(job.model, split, sites, job.mask_token, "fit").values())
+    return list(collect(job.model, passes.packed(job, split, tokens), sites, progress="capture fit").values())
+
+
+def fit_maps(
+    job: common.Job, statistics: Moments | list[np.ndarray], *, targets: str = "all"
+) -> tuple[dict[tuple[int, int], Linear], int]:
+    """`mat` of (source layer, target layer), to `all` later layers or the `final` one; and the number of tokens."""
+    how: dict[str, Any] = {"targets": targets, "intercept": FLAGS.intercept, "progress": "fit"}
+    if isinstance(statistics, Moments):
+        maps, solutions = fit_jumps_to_moments(statistics, job.model.config.layers, **how)
+    else:
+        maps, solutions = fit_jumps(statistics, **how)
+    common.say_ranks(solutions)
+    return maps, solutions[0].n
+
+
+def _route(job: common.Job, targets: str) -> str:
+    """What --route says or `auto` chooses, which the user is told with the reason."""
+    if FLAGS.route != "auto":
+        return FLAGS.route
+    split, config = job.examples.fit, job.model.config
+    sampled = FLAGS.fit_tokens == "sampled"
+    count = split.num_examples if sampled else int(passes.tokens_read(job, split, "all").sum())
+    activations = memory_of_activations(count, config.width, config.layers, targets=targets)
+    moments = memory_of_moments(config.width, config.layers, targets=targets, devices=local_device_count())
+    route, why = choose_route(activations, moments)
+    cli.say(f"route {route}: {why}")
+    return route

@@ -1,0 +1,74 @@
+"""Passes over whole sentences: which of their tokens are read, and what a killed pass goes on from."""
+
+from typing import Any
+
+import numpy as np
+from absl import flags
+from jax import local_device_count
+
+from experiments import cli, common
+from jmat import hosts
+from jmat.capture import mask_positions
+from jmat.checkpoint import parameters
+from jmat.data.examples import Split
+from jmat.data.packing import Batch
+from jmat.maps import model_hash
+from jmat.snapshots import Snapshots, discard
+from jmat.streaming import all_positions, packed_batches, sampled_positions
+
+flags.DEFINE_float(
+    "snapshot_every",
+    300,
+    "Seconds between two snapshots of a pass over the text, in OUT/checkpoints. A run that was killed goes on from the "
+    "last one when it is started again with the same flags; 0 neither writes nor reads any. One host only.",
+    lower_bound=0,
+)
+
+FLAGS = flags.FLAGS
+TOKENS = ("sampled", "all")
+
+
+def as_read(job: common.Job, split: Split, tokens: str) -> Split:
+    """The sentences as the model sees them: a masked model reads `sampled` positions under the mask, `all` unmasked."""
+    if tokens == "sampled" and job.mask_token is not None:
+        return mask_positions(split, job.mask_token)
+    return split
+
+
+def tokens_read(job: common.Job, split: Split, tokens: str) -> np.ndarray:
+    """Which tokens of a split are read: the `sampled` positions, or `all` but those that --protocol=jmat leaves out."""
+    if tokens == "sampled":
+        return sampled_positions(split)
+    if FLAGS.protocol != "jmat":
+        return all_positions(split)
+    causal = job.model.config.causal
+    first = int(causal) if FLAGS.skip_first is None else FLAGS.skip_first
+    special = not causal if FLAGS.skip_special is None else FLAGS.skip_special
+    if special and job.tokenizer is None:
+        raise ValueError(f"{FLAGS.model} has no tokenizer that knows special tokens; give --noskip_special.")
+    skipped = set(job.tokenizer.all_special_ids) - {job.tokenizer.unk_token_id} if special else ()
+    return all_positions(split, skip_first=first, skip_tokens=sorted(skipped))
+
+
+def packed(job: common.Job, split: Split, tokens: str) -> list[Batch]:
+    """Batches of the sentences (`as_read`), in which the tokens to read are marked."""
+    read = tokens_read(job, split, tokens)
+    size = common.tokens_per_batch()
+    return packed_batches(split, read, tokens_per_batch=size, row_multiple=local_device_count())
+
+
+def snapshots(job: common.Job, name: str = "fit", model: Any = None) -> Snapshots | None:
+    """Those of one pass of a run over its text, by default with the model of --model; None if there are to be none.
+
+    There are none on several hosts, which would have to agree on how far each went on.
+    """
+    if not FLAGS.snapshot_every or hosts.count() > 1:
+        return None
+    weights = job.model_hash if model is None else model_hash(parameters(model))
+    folder = job.out / "checkpoints" / name
+    return Snapshots(folder, FLAGS.snapshot_every, {"hash of the model's weights": weights}, cli.say)
+
+
+def discard_snapshots(job: common.Job) -> None:
+    """Called when a run has finished."""
+    discard(job.out / "checkpoints")

@@ -1,0 +1,62 @@
+"""Jumps from layer to layer, fitted without stored activations; and when that is worth while."""
+
+import dataclasses
+
+import jax
+
+from jmat.capture import stream_sites
+from jmat.from_moments import fit
+from jmat.jumps import jump_targets
+from jmat.maps import Linear
+from jmat.moments import Moments, Pair
+from jmat.progress import track
+from jmat.regression import Solution
+
+# With so many bytes of activations, storing them is always fine.
+FINE = 4e9
+
+
+def jump_pairs(layers: int, *, targets: str = "all") -> list[Pair]:
+    """The pairs of streams whose moments give the maps: from every layer to all later ones, or to the final one."""
+    streams = stream_sites(layers)
+    return [(streams[i], streams[j]) for i in range(layers) for j in jump_targets(i, layers, targets)]
+
+
+def fit_jumps_to_moments(
+    moments: Moments, layers: int, *, targets: str = "all", intercept: bool = False, progress: str | None = None
+) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
+    """As `jmat.jumps.fit_jumps`, from the moments of `jump_pairs`, in float64."""
+    streams = stream_sites(layers)
+    maps: dict[tuple[int, int], Linear] = {}
+    solutions: dict[int, Solution] = {}
+    for i in track(range(layers), progress):
+        to = {j: streams[j] for j in jump_targets(i, layers, targets)}
+        found, solution = fit(moments, streams[i], list(to.values()), intercept=intercept)
+        maps |= {(i, j): found[site] for j, site in to.items()}
+        shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
+        solutions[i] = dataclasses.replace(solution, weights=shape)
+    return maps, solutions
+
+
+def memory_of_activations(tokens: int, width: int, layers: int, *, targets: str = "all") -> int:
+    """Bytes that `jmat.jumps.fit_jumps` needs: h_0 .. h_L in float32, and one source's targets side by side."""
+    return 4 * tokens * width * (layers + 1 + len(jump_targets(0, layers, targets)))
+
+
+def memory_of_moments(width: int, layers: int, *, targets: str = "all", devices: int = 1) -> int:
+    """Bytes of the statistics, float64, on all devices: a matrix for each source and each pair."""
+    return 8 * devices * width**2 * (layers + len(jump_pairs(layers, targets=targets)))
+
+
+def choose_route(activations: int, moments: int) -> tuple[str, str]:
+    """(`memory` or `streaming`, why), by the bytes that each needs."""
+    stored, summed = _in_words(activations), _in_words(moments)
+    if activations <= moments:
+        return "memory", f"activations take {stored}, not more than the {summed} of their statistics"
+    if activations <= FINE:
+        return "memory", f"activations take {stored}, their statistics {summed}: up to {_in_words(FINE)} are stored"
+    return "streaming", f"activations take {stored}, their statistics {summed}, however long the text is"
+
+
+def _in_words(size: float | int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,166 @@
+"""A killed pass goes on and ends with the same bits; snapshots that are foreign or cannot be written are named."""
+
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmat import resume, streaming
+from jmat.data.examples import Split
+from jmat.snapshots import Snapshots, Terminated, discard, go_on
+from jmat.streaming import all_positions, packed_batches, partial_moments
+from tests.forked import forked, run_of
+from tests.test_experiments import rows_of
+from tests.test_linearity import cut_examples
+
+PAIRS = [("embed", "block.3"), ("block.1.attn.in", "block.1.attn"), ("block.2", "block.2")]
+TOTAL = 6
+
+
+def sums(done, state, stop_at=None):
+    """Adds up 1/1, 1/2, .. 1/TOTAL, in float64; the process is told to stop while it is at batch `stop_at`."""
+    add = jax.jit(lambda total, x: total + 1 / x, donate_argnums=0)
+    for k in range(done + 1, TOTAL + 1):
+        if k == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        with jax.enable_x64(True):
+            state = {"sum": add(state["sum"], jnp.float64(k))}
+        yield state
+
+
+def nothing():
+    with jax.enable_x64(True):
+        return {"sum": jnp.zeros((300, 2), jnp.float64)}
+
+
+def steps(folder):
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
+def test_a_pass_goes_on_after_sigterm_with_the_same_bits(tmp_path):
+    want = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path / "whole", 1e9, {}))
+    assert steps(tmp_path / "whole") == []  # it took less than the interval
+    said = []
+    kept = Snapshots(tmp_path / "cut", 1e9, {"model": "a"}, said.append)
+    with pytest.raises(Terminated, match="after batch 3 of 6; start again with the same flags"):
+        go_on(lambda done, state: sums(done, state, stop_at=3), nothing(), TOTAL, kept)
+    assert steps(kept.folder) == [3]
+    got = go_on(sums, nothing(), TOTAL, kept)
+    assert got["sum"].dtype == jnp.float64
+    np.testing.assert_array_equal(got["sum"], want["sum"])
+    np.testing.assert_allclose(got["sum"][7], sum(1 / k for k in range(1, 7)), rtol=1e-15)
+    assert steps(kept.folder) == [3, 6]  # there was one before, so the last state is kept for what comes next
+    again = go_on(sums, nothing(), TOTAL, kept)
+    np.testing.assert_array_equal(again["sum"], want["sum"])
+    assert [message.split(",")[0] for message in said] == [f"going on after batch {k} of 6" for k in (3, 6)]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_after_the_last_batch_ends_the_process_as_ever(tmp_path):
+    ends = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: ends.append(number))
+
+    def late(done, state):
+        yield from sums(done, state)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        go_on(late, nothing(), TOTAL, Snapshots(tmp_path, 1e9, {}))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ends == [signal.SIGTERM]
+
+
+def test_a_snapshot_holds_the_state_of_its_batch_though_that_is_used_up(tmp_path):
+    kept = Snapshots(tmp_path, 0, {})
+    large = {"sum": nothing()["sum"].repeat(3000, axis=0)}
+    go_on(sums, large, TOTAL, kept)
+    manager = resume.open_checkpoints(tmp_path)
+    assert steps(tmp_path) == [5, 6]
+    for step in steps(tmp_path):
+        there = resume.restore(manager, {"sums": np.zeros((28, 2**16))}, step)["sums"].ravel()[:1_800_000]
+        np.testing.assert_allclose(there, sum(1 / k for k in range(1, step + 1)), rtol=1e-15)
+    manager.close()
+
+
+def test_snapshots_of_something_else_are_refused(tmp_path):
+    go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a", "devices": 4}))
+    with pytest.raises(
+        ValueError, match=r"of another run \(model was a and is b; devices was 4 and is 1\): make that as it was"
+    ):
+        go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "b", "devices": 1}))
+    for path in (tmp_path / "6").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"cannot be restored.*damaged"):
+        go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a", "devices": 4}))
+
+
+def test_discarded_snapshots_are_gone(tmp_path):
+    go_on(sums, nothing(), TOTAL, Snapshots(tmp_path / "checkpoints" / "fit", 0, {}))
+    discard(tmp_path / "checkpoints")
+    assert list(tmp_path.iterdir()) == []
+    discard(tmp_path / "checkpoints")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(OSError, match=r"^cannot write a snapshot in .*/checkpoints/fit: Not a directory; those"):
+        go_on(sums, nothing(), TOTAL, Snapshots(tmp_path / "checkpoints" / "fit", 0, {}))
+
+
+def test_moments_go_on_with_the_same_bits_on_four_devices(gpt2, gpt2_examples, tmp_path, monkeypatch):
+    lengths = gpt2_examples.eval.lengths[:60]
+    split = Split(gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:60])
+    batches = packed_batches(split, all_positions(split), tokens_per_batch=512, row_multiple=4)
+    want = partial_moments(gpt2, batches, PAIRS)
+    kept, update, calls = Snapshots(tmp_path, 1e9, {"model": "a"}), streaming.update, []
+
+    def interrupted(*given):
+        calls.append(0)
+        if len(calls) == 3:  # the first of two parts of the second batch
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*given)
+
+    monkeypatch.setattr(streaming, "update", interrupted)
+    with pytest.raises(Terminated, match=f"after batch 2 of {len(batches)}"):
+        partial_moments(gpt2, batches, PAIRS, snapshots=kept)
+    got = partial_moments(gpt2, batches, PAIRS, snapshots=kept)
+    assert len(calls) == 2 * len(batches) > 4
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert jax.tree.leaves(got)[0].sharding == jax.tree.leaves(want)[0].sharding
+    with pytest.raises(ValueError, match="number of devices was 4 and is 2"):
+        partial_moments(gpt2, batches, PAIRS, snapshots=kept, devices=jax.devices()[:2])
+    with pytest.raises(ValueError, match=r"text was .* and is"):
+        partial_moments(gpt2, batches[1:], PAIRS, snapshots=kept)
+    with pytest.raises(ValueError, match=r"pairs was .* and is"):
+        partial_moments(gpt2, batches, PAIRS[::-1], snapshots=kept)
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_maps_bit_for_bit(tmp_path):
+    """The disk is full in the last but one: files can have 30 kB, enough for run.json, too little for a snapshot."""
+    random = np.random.default_rng()
+    cut_examples(tmp_path / "few.npz", "gpt2", (1500, 40))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    flags = {"examples": tmp_path / "few.npz", "route": "streaming", "fit_tokens": "all", "tokens_per_batch": 256}
+
+    def go(out, every=0.2, **how):
+        return run_of("layer_jump", "gpt2", out, snapshot_every=every, **flags, **how)
+
+    kills = [
+        go(broken, kill=number, after=random.uniform(0, 0.2))
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
+    ]
+    ends, said = forked(go(whole, every=0), *kills, go(broken, largest_file=30_000), go(broken))
+    assert ends == [0, -9, 143, -9, 1, 0], said
+    assert said.count("stopped by SIGTERM after batch") == 1
+    assert said.count("going on after batch") == 4
+    assert said.count("error: ") == said.count(f"cannot write a snapshot in {broken}") == 1
+    assert "Traceback" not in said
+    for name in ("maps.safetensors", "maps.json"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+    assert rows_of(whole) == rows_of(broken)
+    assert not (broken / "checkpoints").exists()
