@@ -87,10 +87,10 @@ def test_results_of_both_routes_agree(tmp_path):
     ends, said = forked(*runs)
     assert ends == [0] * 6, said
     assert said.count("route memory: activations take") == 3
-    read = {"sampled": 500, "masked": 500, "all": np.maximum(arrays["fit_lengths"] - 2, 0).sum()}
-    for kind, n in read.items():
+    every_token = np.maximum(arrays["fit_lengths"] - 2, 0).sum()
+    for kind, read in {"sampled": (500, 10), "masked": (500, 6), "all": (every_token, 4)}.items():
         rows = [rows_of(tmp_path / f"{kind}-{route}") for route in ("auto", "streaming")]
         agree(*rows, tolerance=1e-3 if kind == "masked" else 1e-4)  # BERT's streams are all but dependent
         for route in ("auto", "streaming"):
             maps, info = load_maps(tmp_path / f"{kind}-{route}")
-            assert (info.n, len(maps)) == (n, 4 if kind == "all" else 10)
+            assert (info.n, len(maps)) == read
