@@ -26,6 +26,10 @@ SCRIPTS = (
     "pretrain",
     "prune",
     "tasks",
+    "linearity",
+    "probe",
+    "regularizer_study",
+    "benchmark",
 )
 
 
