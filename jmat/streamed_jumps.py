@@ -12,7 +12,7 @@ from jmat.moments import Moments, Pair
 from jmat.progress import track
 from jmat.regression import Solution
 
-# With so many bytes of activations, storing them is always fine.
+# So many bytes are always fine for activations.
 FINE = 4e9
 
 
@@ -39,8 +39,12 @@ def fit_jumps_to_moments(
 
 
 def memory_of_activations(tokens: int, width: int, layers: int, *, targets: str = "all") -> int:
-    """Bytes that `jmat.jumps.fit_jumps` needs: h_0 .. h_L in float32, and one source's targets side by side."""
-    return 4 * tokens * width * (layers + 1 + len(jump_targets(0, layers, targets)))
+    """Bytes that `jmat.jumps.fit_jumps` needs, float32.
+
+    They hold h_0 .. h_L; a source's targets side by side, on the host, on the device, and predicted; the source and its
+    Q on the device.
+    """
+    return 4 * tokens * width * (layers + 1 + 3 * len(jump_targets(0, layers, targets)) + 2)
 
 
 def memory_of_moments(width: int, layers: int, *, targets: str = "all", devices: int = 1) -> int:
