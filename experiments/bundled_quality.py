@@ -2,7 +2,7 @@
 
     python -m experiments.bundled_quality
 
-takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of corpus `docs`, which no model
+Takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of corpus `docs`, which no model
 and no n-gram has read:
 
 - Perplexity of gpt2-docs against an interpolated modified Kneser-Ney 5-gram fitted to the same `train` sentences in the

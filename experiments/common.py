@@ -239,6 +239,13 @@ def say_ranks(solutions: Mapping[int, Solution]) -> None:
 
 
 def own_flags() -> dict[str, Any]:
-    """The flags of the running experiment, by name, as results.json records them."""
+    """The flags of the running experiment, by name, as results.json records them.
+
+    Raises ValueError for a number that is not finite.
+    """
     skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
-    return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}
+    given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}
+    for name, value in given.items():
+        if isinstance(value, float) and not np.isfinite(value):
+            raise ValueError(f"--{name}={value}: expected a finite number.")
+    return given

@@ -1,14 +1,14 @@
 """What does a model already predict at each layer of *this* sentence?
 
     python -m experiments.peek --model=gpt2-docs
-    python -m experiments.peek --model=bert-docs --sentences="The function returns a new [MASK]." --layers=0,4,8
+    python -m experiments.peek --model=bert-docs --sentences="The function returns a new [MASK]." --layers=0,3,6
 
 Reads every position of the sentences at every layer, directly (`id`) and through a linear map to the final layer
 (`mat`): the next token for GPT-2; for BERT the token at each position, which are masked in turn. Prints the top tokens
 at the last word (at the mask, if a sentence has one), and writes all of them to peek.json and results.json, and as a
 page for the browser, peek.html. Maps are fitted first, which takes a minute or two on two CPU cores with the bundled
-models; with --maps=ITS_OUT those that `experiments.layer_jump` saved are used. Expect `mat` to name sensible words from
-the first layers on, where `id` still repeats its input or stammers.
+models; with --maps=FOLDER those that `experiments.layer_jump` saved there are used. Expect `mat` to name sensible words
+from the first layers on, where `id` still repeats its input or stammers.
 """
 
 import json

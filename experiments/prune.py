@@ -41,7 +41,7 @@ _HOW: dict[str, flags.FlagHolder] = {
     "spans": flags.DEFINE_bool("spans", False, "Remove the best span of k neighbouring blocks, for each k."),
     "refit": flags.DEFINE_enum("refit", "original", REFITS, "Maps from the whole model's stream, or one after another "
         "from what the maps before left."),
-    "ridge": flags.DEFINE_float("ridge", 0.0, "Penalty on the maps, on the scale of a sum over examples."),
+    "ridge": flags.DEFINE_float("ridge", 0.0, "Penalty on the maps, on the scale of a sum over examples.", 0.0),
     "merge_from": flags.DEFINE_enum("merge_from", "hidden", FEATURES, "merge: map the FFN's hidden activations (F x D) "
         "or its output (D x D; for few examples)."),
     "score_sentences": flags.DEFINE_integer("score_sentences", 256, "--score=kl: sentences it is measured on.", 1),

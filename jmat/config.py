@@ -139,6 +139,13 @@ class ConfigReader:
             return default
         return float(value)
 
+    def positive(self, name: str, default: float) -> float:
+        """A number above 0."""
+        value = self.number(name, default)
+        if value <= 0:
+            self._problems.append(f"{name}={value!r} should be above 0")
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
         value = self.get(name, default)

@@ -4,6 +4,7 @@ One jitted program serves every block of a model (all have the same shapes), and
 sweep over layers compiles nothing new, and stopping early truly stops.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,9 +62,14 @@ def run(
     config = model.config
     L = config.layers
     stop = L if stop is None else stop
-    sites = dict(sites or {})
     if isinstance(keep, str):
         raise ValueError(f"keep={keep!r} is one name; expected a tuple of names, such as keep=({keep!r},).")
+    if keep is None or not isinstance(sites, Mapping | None):
+        raise ValueError(
+            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a tuple of names, and a dict from "
+            "names to what stands in for them."
+        )
+    sites = dict(sites or {})
     check_names(keep, config, replace=False)
     check_names(sites, config, replace=True)
     check_callables(sites)
@@ -92,7 +98,8 @@ def run(
     for i in range(start, stop):
         name = f"block.{i}"
         if name in sites:
-            x = _apply(sites[name], x, name="block.{i}")
+            with _name_block(i):
+                x = _apply(sites[name], x, name="block.{i}")
             if name in keep:
                 kept[name] = gather(x, read_at)
             continue
@@ -256,9 +263,20 @@ def _count(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def _run_block(model, i, x, context, sites, read_at, *, keep):
-    return _block(
-        model.blocks[i], x, context._replace(layer=np.int32(i)), sites, read_at, keep=keep, whole=_whole(model)
-    )
+    context = context._replace(layer=np.int32(i))
+    with _name_block(i):
+        return _block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=_whole(model))
+
+
+@contextlib.contextmanager
+def _name_block(i):
+    """One program serves all blocks, and its errors speak of `block.{i}`: puts the number in."""
+    try:
+        yield
+    except ValueError as error:
+        if "block.{i}" not in str(error):
+            raise
+        raise ValueError(str(error).replace("block.{i}", f"block.{i}")) from error
 
 
 def _whole(model):

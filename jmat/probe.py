@@ -45,7 +45,7 @@ def read_labelled(path: str | pathlib.Path) -> tuple[list[str], list[str]]:
         texts.append(text)
         labels.append(str(label))
     if len(set(labels)) < 2:
-        raise ValueError(f"{path} has {len(set(labels))} different labels; a classifier needs two at least.")
+        raise ValueError(f"{path} has the labels {sorted(set(labels))}; a classifier needs two at least.")
     return texts, labels
 
 

@@ -166,6 +166,8 @@ def format_table(
 
 
 def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> None:
+    if not any(any(out.glob(pattern)) for pattern in _LEFT_BY_RUNS):
+        return  # a run that failed before it wrote anything leaves nothing to protect
     try:
         theirs = json.loads((out / "run.json").read_text("utf-8"))
         there, now = theirs["config"], mine["config"]

@@ -147,7 +147,13 @@ class Tap:
 
 def replace(name: str, site: Site, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Applies a replacement. Raises ValueError if it does not return the shape of what it stands in for."""
-    y = site(x)
+    try:
+        y = site(x)
+    except (TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the replacement for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {reason}"
+        ) from error
     if y.shape != shape:
         raise ValueError(
             f"the replacement for site {name!r} returned shape {y.shape} for an input of {x.shape}; expected {shape}."

@@ -63,6 +63,7 @@ def read_task(path: str | pathlib.Path) -> list[Question]:
             questions.append(_question(json.loads(line)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            reason = "this line is not JSON" if isinstance(error, json.JSONDecodeError) else reason
             raise ValueError(
                 f'{path}, question {number}: {reason}; expected {{"question" or "context": text, "choices": [two or '
                 'more texts], "answer": index of the right one, from 0}.'

@@ -220,3 +220,15 @@ def test_all_refused_fields_are_reported_together(tmp_path):
         load_model(tmp_path)
     assert "n_head=-1" in str(caught.value)
     assert "extra=1" in str(caught.value)
+
+
+def test_a_git_lfs_pointer_says_so(gpt2, tmp_path):
+    hf.rewrite(tmp_path, gpt2)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ValueError, match="git lfs pull"):
+        load_model(tmp_path)
+
+
+def test_an_epsilon_of_a_norm_is_above_zero(gpt2, tmp_path):
+    with pytest.raises(ValueError, match=r"layer_norm_epsilon=-1\.0 should be above 0"):
+        load_model(hf.rewrite(tmp_path, gpt2, layer_norm_epsilon=-1))

@@ -133,6 +133,7 @@ def mistakes(tmp_path):
     binary.write_bytes(b"caf\xe9\n")
     foreign.mkdir()
     (foreign / "run.json").write_text(json.dumps({"experiment": "r2", "config": {}}))
+    (foreign / "results.json").write_text("{}")
     cut = tmp_path / "cut.npz"
     cut.write_bytes((REFERENCE / "gpt2" / "examples.npz").read_bytes()[:5000])
     tokens, lengths = examples["fit_tokens"].copy(), examples["fit_lengths"]

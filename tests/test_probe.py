@@ -65,7 +65,7 @@ def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers)
         ('{"text": "a", "label": "x"}\nno json', "line 2"),
         ('{"text": "a"}', "line 1"),
         ('{"text": "", "label": "x"}', "line 1"),
-        ('{"text": "a", "label": "x"}\n\n', "1 different labels"),
+        ('{"text": "a", "label": "x"}\n\n', "has the labels"),
         ("[1]", "line 1"),
     ],
 )

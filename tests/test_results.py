@@ -91,6 +91,7 @@ def test_a_run_may_come_back_to_its_folder(tmp_path):
 )
 def test_another_runs_folder_is_refused_and_says_why(tmp_path, experiment, config, message):
     claim_output_folder(tmp_path, "r2", CONFIG)
+    (tmp_path / "maps.json").write_text("{}")
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(ValueError, match=message):
         claim_output_folder(tmp_path, experiment, config)
@@ -107,8 +108,15 @@ def test_overwrite_removes_what_runs_leave_and_nothing_else(tmp_path):
     claim_output_folder(tmp_path, "layer_jump", {})
 
 
+def test_a_run_that_failed_before_it_wrote_anything_keeps_no_folder(tmp_path):
+    claim_output_folder(tmp_path, "r2", CONFIG)
+    claim_output_folder(tmp_path, "layer_jump", {"seed": 3})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"experiment": "layer_jump", "config": {"seed": 3}}
+
+
 def test_damaged_claim_needs_overwrite(tmp_path):
     (tmp_path / "run.json").write_text('{"experiment": ')
+    (tmp_path / "results.json").write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         claim_output_folder(tmp_path, "r2", CONFIG)
     claim_output_folder(tmp_path, "r2", CONFIG, overwrite=True)

@@ -20,6 +20,7 @@ import safetensors
 # The dtypes that hold weights, as safetensors calls them.
 FLOATS: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
 _ALL = slice(None)
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,9 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
+        with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ValueError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` there.") from None
         raise ValueError(f"{path} is truncated or not a safetensors file ({error}); download it again.") from None
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -188,8 +192,10 @@ def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} is corrupt or holds more than tensors; it was not loaded ({reason}).") from None
+        raise ValueError(
+            f"{path} is corrupt or holds more than tensors ({type(error).__name__}): it was not loaded, and no code of "
+            "it was run; ask its author for safetensors."
+        ) from None
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise ValueError(f"{path} is not a table of named tensors; it was not loaded.")
     return tensors

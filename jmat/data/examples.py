@@ -136,11 +136,18 @@ def load_examples(path: str | os.PathLike[str]) -> Examples:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged zip makes numpy raise a dozen different ones
-        raise ValueError(f"{path} is not a readable .npz (corrupt, truncated, or not one): {error}") from None
+        raise ValueError(
+            f"{path} is not a readable .npz: it is corrupt, truncated, or something else ({type(error).__name__}); "
+            "make it again with jmat.data.save_examples."
+        ) from None
     try:
-        return Examples(fit=_split(arrays, "fit"), eval=_split(arrays, "eval"))
+        examples = Examples(fit=_split(arrays, "fit"), eval=_split(arrays, "eval"))
     except ValueError as error:
         raise ValueError(f"{path} holds no valid examples: {error}") from None
+    if not (examples.fit.num_examples and examples.eval.num_examples):
+        counts = f"{examples.fit.num_examples} to fit on and {examples.eval.num_examples} to evaluate on"
+        raise ValueError(f"{path} has {counts}; expected at least one of each.")
+    return examples
 
 
 def _split(arrays: dict[str, ndarray], name: str) -> Split:

@@ -51,7 +51,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         head_width=width // heads,
         ffn_width=read.size("intermediate_size", 24576),
         activation=read.choice("hidden_act", "gelu", ACTIVATIONS),
-        norm_eps=read.number("layer_norm_eps", 1e-5),
+        norm_eps=read.positive("layer_norm_eps", 1e-5),
         causal=True,
         tied_head=read.flag("tie_word_embeddings", False),
         rotary=read_rotary(read, width // heads, num_positions, theta=theta, fraction=fraction),

@@ -92,7 +92,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         ffn_width=read.size("intermediate_size", ffn_width),
         # Gemma's first config files say gelu where they mean its tanh approximation.
         activation="gelu_pytorch_tanh" if is_gemma and activation == "gelu" else activation,
-        norm_eps=read.number("rms_norm_eps", 1e-6),
+        norm_eps=read.positive("rms_norm_eps", 1e-6),
         causal=True,
         tied_head=read.flag("tie_word_embeddings", is_gemma),
         windows=_windows(read, hf, family, layers, num_positions),
