@@ -310,7 +310,6 @@ print((peak() - before) / sum(value.nbytes for value in parameters(model).values
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "tied", "bin"])
 def test_loading_peaks_at_little_more_than_the_weights(kind):
     config = transformers.GPT2Config(n_layer=6)  # 328 MB, half of it the embedding

@@ -167,6 +167,7 @@ def experiment(*arguments):
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.slow
 def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
     for k, name in enumerate(("one", "two")):
         examples = Examples(few(gpt2_examples.fit, 100 * k, 100), few(gpt2_examples.eval, 30 * k, 30))

@@ -58,7 +58,6 @@ def rows_of(out):
     return json.loads((out / "results.json").read_text())["rows"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_layer_jump(tmp_path, family):
     printed, _ = run("layer_jump", *on(family, tmp_path))
@@ -75,7 +74,6 @@ def test_layer_jump(tmp_path, family):
     assert str(tmp_path) in printed
 
 
-@pytest.mark.slow
 def test_submodule_ablation_and_subsets(tmp_path):
     run("submodule_ablation", *on("gpt2", tmp_path, maps="mat_attn,mat_ffn", layers="1,3"))
     rows = [row for row in rows_of(tmp_path) if row["map"] in ("mat_attn", "mat_ffn")]
@@ -85,7 +83,6 @@ def test_submodule_ablation_and_subsets(tmp_path):
     assert {row["metric"] for row in rows} >= {"recall@5", "kl", "perplexity"}
 
 
-@pytest.mark.slow
 def test_early_exit_reports_cost_and_calibration(tmp_path):
     printed, _ = run("early_exit", *on("gpt2", tmp_path, timing_examples=4))
     rows = rows_of(tmp_path)
@@ -202,7 +199,6 @@ def test_damaged_checkpoints(tmp_path):
     assert "NaN" in stderr
 
 
-@pytest.mark.slow
 def test_few_examples_are_said_and_survived(tmp_path):
     examples = dict(np.load(REFERENCE / "gpt2" / "examples.npz"))
     count = 20

@@ -303,6 +303,7 @@ def experiment(*arguments):
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.slow
 def test_experiment_with_saved_maps(gpt2, tmp_path):
     _, model, _, split, _, shortcuts = gpt2
     info = MapsInfo("gpt2", model_hash(parameters(model)), "din2023", "docs", 9, 0, "float32")

@@ -302,6 +302,7 @@ def test_figure_of_methods(tmp_path):
         report.plot_prune({"rows": rows[:0]}, tmp_path / "figure.png")
 
 
+@pytest.mark.slow
 def test_script(tmp_path):
     out = tmp_path / "out"
     printed, said = run("prune", *on("gpt2", out, method="merge", remove=2, score="block_influence", save="true"))

@@ -109,6 +109,7 @@ def test_masked_models_are_refused(bert):
         tasks.check_causal(bert, object(), "bert")
 
 
+@pytest.mark.slow
 def test_script(tmp_path, task):
     text = tmp_path / "text.txt"
     text.write_text("Returns the value.\nRaises an error if there is none.\n")

@@ -137,7 +137,6 @@ def run(*arguments):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 def test_the_command_line(tmp_path):
     hf.save(hf.make(GPT2), tmp_path / "model")
     done = run(f"--model={tmp_path}/model", f"--out={tmp_path}/out")
