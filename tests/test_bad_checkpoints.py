@@ -101,7 +101,7 @@ def test_a_truncated_file_is_one_sentence(gpt2, kind, share, tmp_path):
 
 def test_a_text_file_instead_of_weights_is_refused(gpt2, tmp_path):
     gpt2.config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (tmp_path / "model.safetensors").write_text("<html>404: no such file</html>")
     with pytest.raises(ValueError, match="is truncated or not a safetensors file"):
         load_model(tmp_path)
 

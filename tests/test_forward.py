@@ -245,7 +245,7 @@ def test_a_sweep_over_layers_compiles_the_same_programs_at_any_depth(family):
 def test_misuse_is_one_sentence_that_names_the_site(given, message):
     model = hf.ours(CASES["gpt2"])
     with pytest.raises(ValueError, match=message):
-        jmat.run(model, TOKENS, **given)
+        inspect.unwrap(jmat.run)(model, TOKENS, **given)  # without the annotations, which only tests check
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------
