@@ -13,7 +13,7 @@ model with its maps, which `jmat.prune.surgery.load_pruned` and `experiments.tas
 Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
 model, and some minutes more for each model that is distilled; a model of 30 blocks and 135 million parameters takes
 half an hour with --num_fit=3000 --num_eval=500. Expect `map` to lose less than `delete`, `distil` less
-than `map`, and `merge` to lie between `delete` and `map`.
+than `map`, and, for the same blocks, `merge` to lie between `delete` and `map`; `merge` never takes block 0.
 """
 
 from absl import flags
