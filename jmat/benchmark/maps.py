@@ -19,6 +19,7 @@ from jmat.from_moments import Linearity, fit, linearity
 from jmat.jumps import fit_jumps
 from jmat.moments import Moments, update, zeros
 from jmat.regression import lstsq
+from jmat.streamed_jumps import jump_pairs
 
 FIT_GOAL, LINEARITY_GOAL, CONDITION_GOAL = Goal(5), Goal(5), Goal(1e-5, at_most=True)
 _ROWS = 4096  # of stored activations at a time: so many are held in float64
@@ -87,8 +88,9 @@ def all_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, i
 def stored_moments(streams: Sequence[Float[ndarray, "N D"]]) -> Moments:
     """Moments of all pairs of stored activations h_0 .. h_L."""
     names = stream_sites(len(streams) - 1)
-    pairs = [(source, target) for i, source in enumerate(names[:-1]) for target in names[i + 1 :]]
-    moments = zeros(pairs, {name: stream.shape[1] for name, stream in zip(names, streams, strict=True)})
+    moments = zeros(
+        jump_pairs(len(streams) - 1), {name: stream.shape[1] for name, stream in zip(names, streams, strict=True)}
+    )
     N = len(streams[0])
     for start in range(0, N, _ROWS):
         part = {name: jnp.asarray(x[start : start + _ROWS]) for name, x in zip(names, streams, strict=True)}

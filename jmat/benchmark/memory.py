@@ -18,7 +18,7 @@ from jmat.benchmark.setup import sentences_of
 from jmat.checkpoint import load_model
 from jmat.config import ModelConfig
 from jmat.data.packing import Batch
-from jmat.linearity import step_pairs
+from jmat.streamed_jumps import jump_pairs
 from jmat.streaming import all_positions, packed_batches, stream_moments
 
 
@@ -58,7 +58,7 @@ def _main(folder: str, dtype: str, tokens: str, tokens_per_batch: str) -> dict[s
     jax.block_until_ready(jax.numpy.zeros(1) + 1)
     before = _resident("VmRSS")
     model = load_model(pathlib.Path(folder), dtype=dtype)
-    pairs = list(step_pairs(model.config.layers, all_pairs=True))
+    pairs = jump_pairs(model.config.layers)
     moments = stream_moments(model, plan(model.config, int(tokens), int(tokens_per_batch)), pairs)
     jax.block_until_ready(moments)
     peak = _resident("VmHWM")

@@ -23,12 +23,10 @@ from jmat.early_exit.rows import reading
 from jmat.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, exit_layers, outcome, paper_thresholds
 from jmat.flops import block_flops
 from jmat.forward import run
-from jmat.from_moments import fit
 from jmat.jumps import evaluate, fit_jumps, metric_rows
-from jmat.linearity import step_pairs
 from jmat.maps import Identity
-from jmat.moments import Moments
 from jmat.r2 import r2_rows, resamples
+from jmat.streamed_jumps import fit_jumps_to_moments, jump_pairs
 from jmat.streaming import stream_moments
 
 CAPTURE_GOAL, SHARE_GOAL = Goal(1.1), Goal(0.85)
@@ -52,7 +50,7 @@ def capture_rows(bench: Bench) -> list[Row]:
     tokens, flops = _real_work(config, batches)
     chain, chain_flops = matmul_chain(block_shapes(config, size), bench.dtype)
     works: dict[str, Work] = {
-        "jmat": lambda: capture(bench.model, split, stream_sites(config.layers), tokens_per_batch=size),
+        "jmat": lambda: _streams(bench, split),
         "jmat, padded": lambda: _padded(bench.model, batches),
         "matmul": chain,
     }
@@ -132,7 +130,7 @@ def streaming_rows(bench: Bench) -> list[Row]:
     """Moments of all pairs of layers at every token, then all maps from them; speed, memory, and both as predicted."""
     config = bench.config
     batches = memory.plan(config, bench.positions, bench.tokens_per_batch)
-    pairs = list(step_pairs(config.layers, all_pairs=True))
+    pairs = jump_pairs(config.layers)
     run = lambda: stream_moments(bench.model, batches, pairs)  # noqa: E731
     first = seconds(run)
     tokens_per_batch = batches[0].inputs.size
@@ -141,7 +139,7 @@ def streaming_rows(bench: Bench) -> list[Row]:
     taken = in_turn({"jmat": run, "matmul": chain, "matmul float64": wide}, bench.repeats)
     best = min(taken["jmat"])
     moments = run()
-    maps = in_turn({"jmat": lambda: fit_all(moments)}, 2)["jmat"]
+    maps = in_turn({"jmat": lambda: fit_jumps_to_moments(moments, config.layers)[0]}, 2)["jmat"]
     tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
     rows = seconds_rows("streaming", taken, tokens=tokens)
     rows += [
@@ -171,11 +169,6 @@ def streaming_rows(bench: Bench) -> list[Row]:
 
 
 FACTOR_SHARE = 0.1
-
-
-def fit_all(moments: Moments) -> list[Mapping[str, Any]]:
-    """All maps of all sources."""
-    return [fit(moments, source, list(targets))[0] for source, targets in moments.cross.items() if targets]
 
 
 def _prediction(what: str, measured: float, predicted: float) -> list[Row]:
@@ -214,7 +207,7 @@ def early_exit_rows(bench: Bench) -> list[Row]:
     last = (f"block.{L - 1}",)
     one_pass = lambda: capture(bench.model, split, last, tokens_per_batch=bench.tokens_per_batch)  # noqa: E731
     sites = stream_sites(L)
-    streams = capture(bench.model, split, sites, tokens_per_batch=bench.tokens_per_batch)
+    streams = _streams(bench, split)
     one_pass()
     shortcuts = {(name, l): (Identity(), streams[sites[l]]) for name in ("mat", "id") for l in range(L + 1)}
     read = lambda: evaluate(bench.model, streams[sites[L]], shortcuts)  # noqa: E731

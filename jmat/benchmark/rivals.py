@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from jmat.capture import padding_mask
 from jmat.data.batching import Batch
 
 
@@ -60,10 +61,8 @@ def torch_streams(
         with torch.inference_mode():
             for batch in batches:
                 tokens = torch.from_numpy(batch.tokens).long().to(device)
-                real = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-                out = model(
-                    tokens, attention_mask=torch.from_numpy(real).to(device), output_hidden_states=True, use_cache=False
-                )
+                real = torch.from_numpy(padding_mask(batch)).to(device)
+                out = model(tokens, attention_mask=real, output_hidden_states=True, use_cache=False)
                 rows, columns = np.nonzero(batch.examples >= 0)
                 places = batch.positions[rows, columns]
                 examples = batch.examples[rows, columns]
