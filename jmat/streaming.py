@@ -208,12 +208,17 @@ def partial_moments(
 def _after_each_batch(parts: Iterable[Any], moments: Moments) -> Iterator[Moments]:
     """The sums after every batch of `visit`; each is used up when the next one is asked for."""
     before = None
-    for _, of_batch in itertools.groupby(parts, key=lambda part: id(part[0])):
+    for of_batch in by_batch(parts):
         for _, weights, acts in of_batch:
             moments = update(moments, acts, weights)
         jax.block_until_ready(before)  # the host runs ahead by one batch, not by all of them
         before = moments.count
         yield moments
+
+
+def by_batch(parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """What `visit` yields, the parts of one batch together."""
+    return (of_batch for _, of_batch in itertools.groupby(parts, key=lambda part: id(part[0])))
 
 
 def collect(
@@ -232,13 +237,11 @@ def collect(
     ends = np.cumsum([int((batch.targets >= 0).sum()) for batch in batches])
     places = hosts.share(np.split(np.arange(ends[-1]), ends[:-1]))
     values = {site: np.empty((ends[-1], width(site, model.config)), np.float32) for site in sites}
-    pairs, coming = [(site, site) for site in sites], iter(places)
-    at, last_batch = np.empty(0, np.int64), None
-    for batch, _, acts in visit(model, hosts.share(batches), pairs, devices=devices, progress=progress):
-        if batch is not last_batch:
-            last_batch, at = batch, next(coming)
-        for site, value in acts.items():
-            values[site][at] = np.asarray(value, np.float32)[batch.targets >= 0]
+    parts = visit(model, hosts.share(batches), [(site, site) for site in sites], devices=devices, progress=progress)
+    for at, of_batch in zip(places, by_batch(parts), strict=True):
+        for batch, _, acts in of_batch:
+            for site, value in acts.items():
+                values[site][at] = np.asarray(value, np.float32)[batch.targets >= 0]
     mine = np.concatenate([np.empty(0, np.int64), *places])
     for filled in values.values():
         hosts.fill_in(filled, mine)
