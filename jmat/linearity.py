@@ -23,7 +23,7 @@ from jmat.mesh import data_mesh, replicate
 from jmat.moments import Moments, Pair, mean
 from jmat.sites import SUBMODULES
 from jmat.snapshots import Snapshots
-from jmat.streaming import stream_moments, visit
+from jmat.streaming import by_batch, stream_moments, visit
 
 Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
@@ -159,20 +159,18 @@ def _apply(model, batches, maps, devices, progress):
     places = hosts.share(np.split(np.arange(N), np.cumsum([len(ids) for ids in tokens])[:-1]))
     values = {pair: np.empty((N, 5), np.float32) for pair in maps}
     sums = {pair: np.zeros((2, len(affine.y_mean))) for pair, affine in maps.items()}
-    at, last_batch, coming = np.empty(0, np.int64), None, iter(places)
-    for batch, weights, acts in visit(model, hosts.share(batches), list(maps), devices=devices, progress=progress):
-        read = batch.targets >= 0
-        if batch is not last_batch:
-            last_batch, at = batch, next(coming)
-        with jax.enable_x64(True):
-            found = {
-                (x, y): _scalars(affine, acts[x], acts[y], weights)
-                for (x, y), affine in maps.items()
-                if x in acts and y in acts
-            }
-        for pair, (each, off) in found.items():
-            values[pair][at] = np.asarray(each)[read]
-            sums[pair] += np.asarray(off).sum(0)
+    parts = visit(model, hosts.share(batches), list(maps), devices=devices, progress=progress)
+    for at, of_batch in zip(places, by_batch(parts), strict=True):
+        for batch, weights, acts in of_batch:
+            with jax.enable_x64(True):
+                found = {
+                    (x, y): _scalars(affine, acts[x], acts[y], weights)
+                    for (x, y), affine in maps.items()
+                    if x in acts and y in acts
+                }
+            for pair, (each, off) in found.items():
+                values[pair][at] = np.asarray(each)[batch.targets >= 0]
+                sums[pair] += np.asarray(off).sum(0)
     mine, per_token = np.concatenate([np.empty(0, np.int64), *places]), {}
     for pair in maps:
         hosts.fill_in(values[pair], mine)
