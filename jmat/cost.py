@@ -139,17 +139,6 @@ def moments_fit_flops(config: ModelConfig, targets: str) -> float:
     return factorization_flops(config) + 6.0 * config.width**3 * pair_count(config, targets)
 
 
-def lstsq_flops(config: ModelConfig, examples: float | int, targets: str) -> float:
-    """`jmat.jumps.fit_jumps` from stored activations.
-
-    For every source QR with Q formed and the spectrum of R (with vectors to judge the rank, 22 D³, without for the
-    condition number); for every pair `Qᵀ Y`, the triangular solve, and the predictions for the residual.
-    """
-    D, N = config.width, examples
-    factors = 4 * N * D**2 - 4 / 3 * D**3 + (22 + 8 / 3) * D**3
-    return config.layers * factors + pair_count(config, targets) * (4.0 * N * D**2 + D**3)
-
-
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
@@ -183,8 +172,3 @@ def batch_bytes(config: ModelConfig, tokens: int, row_length: int, *, bytes_per_
     scores = config.heads * row_length * (4 + bytes_per_value)
     wide = 2 * 8 * D
     return tokens * (streams + max(hidden, scores, wide))
-
-
-def stored_bytes(config: ModelConfig, examples: int) -> int:
-    """Of the streams h_0 .. h_L at the examples as `jmat.capture` returns them, float32 on the host."""
-    return 4 * examples * config.width * (config.layers + 1)

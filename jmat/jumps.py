@@ -14,7 +14,7 @@ from jmat.forward import logits
 from jmat.maps import Linear
 from jmat.metrics import bootstrap_mean, compare, confidences, cross_entropy
 from jmat.progress import track
-from jmat.regression import Solution, lstsq
+from jmat.regression import Solution, factorise_each
 
 KS = (1, 5, 10)
 METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
@@ -36,21 +36,19 @@ def fit_jumps(
       progress: what the progress bar says; None shows none.
 
     Returns:
-      Maps by (i, j), and the solution of each source, right-hand sides stacked in the order of j: its statistics, with
-      the shape of its weights in place of the weights, which the maps hold.
+      Maps by (i, j), and the solution of each source, targets stacked in the order of j: its statistics without the
+      residual, and the shape of its weights in place of the weights, which the maps hold.
     """
     L, D = len(streams) - 1, streams[0].shape[1]
     maps: dict[tuple[int, int], Linear] = {}
     solutions: dict[int, Solution] = {}
-    for i in track(range(L), progress):
+    for i, factors in enumerate(track(factorise_each(streams[:L], intercept=intercept), progress, total=L)):
         to = jump_targets(i, L, targets)
-        solution = lstsq(streams[i], np.concatenate([streams[j] for j in to], axis=1), intercept=intercept)
-        for k, j in enumerate(to):
-            columns = slice(k * D, (k + 1) * D)
-            bias = None if solution.bias is None else solution.bias[columns]
-            maps[i, j] = Linear(solution.weights[:, columns], bias)
-        shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
-        solutions[i] = dataclasses.replace(solution, weights=shape)
+        solved = [factors.solve(streams[j], residual=False) for j in to]
+        maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
+        shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
+        bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None
+        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)
     return maps, solutions
 
 

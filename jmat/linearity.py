@@ -21,6 +21,7 @@ from jmat.data.packing import Batch
 from jmat.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.mesh import data_mesh, replicate
 from jmat.moments import Moments, Pair, mean
+from jmat.regression import factorise_each
 from jmat.sites import SUBMODULES
 from jmat.snapshots import Snapshots
 from jmat.streaming import by_batch, stream_moments, visit
@@ -134,6 +135,15 @@ def measure(
     say = None if progress is None else f"{progress}evaluate"
     per_token, tokens = _apply(model, eval_batches, maps, devices, say)
     return Measured(in_sample, rank, per_token, tokens, spread)
+
+
+def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, int], float]:
+    """In-sample linearity of h_j in h_i for all i < j, from stored activations h_0 .. h_L; within 1e-6 of float64.
+
+    One factorisation for every i, and one product of matrices for every pair.
+    """
+    sources = factorise_each(streams[:-1], intercept=True)
+    return {(i, j): X.explained(streams[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])

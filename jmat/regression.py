@@ -11,8 +11,11 @@ rest, and condition numbers of 1e4 to 1e6 are usual. Three choices keep the answ
   projecting it onto the row space of X makes it the one of minimum norm in the *original* units.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
+from threadpoolctl import threadpool_limits
 
 # Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N and D tried
 # (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
@@ -42,7 +46,8 @@ class Solution:
         bias: [R], or None without an intercept.
         rank: of X (centred, if there is an intercept), as the solver judged it; int32 scalar.
         condition: largest over smallest singular value of X that counts; 1 where none does.
-        residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions themselves.
+        residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions themselves; None if it was
+            not asked for.
         n: number of examples.
         ridge: the penalty.
     """
@@ -77,8 +82,8 @@ def lstsq(
 ) -> Solution:
     """Minimises `||X W (+ b) − Y||² + ridge ||W||²` over W (and b), for all R columns of Y at once.
 
-    Works in the dtype of the inputs, and in float32 for half-precision ones. Stack the targets of one source side by
-    side: they share the factorisation. Not to be called under `jit`, since it looks at the values.
+    Works in the dtype of the inputs, and in float32 for half-precision ones. For several targets of one source,
+    `factorise` it once. Not to be called under `jit`, since it looks at the values.
 
     Args:
         X: inputs, an example a row.
@@ -96,22 +101,116 @@ def lstsq(
         raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example")
+    if jnp.asarray(Y).dtype == jnp.float64:
+        X = jnp.asarray(X, jnp.float64)
+    return factorise(X, intercept=intercept, ridge=ridge, rcond=rcond).solve(Y)
+
+
+def factorise(
+    X: Float[Array | np.ndarray, "N D"],
+    *,
+    intercept: bool = False,
+    ridge: float | int = 0.0,
+    rcond: float | None = None,
+) -> "Factors":
+    """The part of `lstsq` that all targets of one source share. Takes and raises what `lstsq` does."""
+    if X.ndim != 2 or 0 in X.shape:
+        raise ValueError(f"expected X [N, D] with at least one example and one coordinate, got {X.shape}")
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be in [0, 1), or None for the default, got {rcond}")
-    X, Y = jnp.asarray(X), jnp.asarray(Y)
-    dtype = jnp.float64 if jnp.float64 in (X.dtype, Y.dtype) else jnp.float32
-    X, Y = X.astype(dtype), Y.astype(dtype)
-    for name, values in (("X", X), ("Y", Y)):
-        if not _all_finite(values):
-            bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
-            raise ValueError(
-                f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
-                "them (text longer than the positions and half-precision overflow are the usual causes)"
-            )
-    fitted = _fit(X, Y, float(ridge) if ridge else None, rcond, intercept=intercept)
-    return Solution(**fitted, n=X.shape[0], ridge=float(ridge))
+    X = _checked("X", X, jnp.asarray(X).dtype)
+    Q, R, mean, rank, condition = _factorise(X, rcond, intercept=intercept)
+    spectrum = None if int(rank) == X.shape[1] else _spectrum(R, rcond)
+    return Factors(X, Q, R, mean, spectrum, rank, condition, float(ridge) if ridge else None)
+
+
+def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N D"]], **how: Any) -> Iterator["Factors"]:
+    """`factorise` for several sources, in their order; takes its keywords.
+
+    On CPUs as many at a time as there are cores (up to 8), each in one thread: LAPACK's own threads make a QR little
+    faster than one does, and many times slower where the cores have other work.
+    """
+    x64 = jnp.result_type(float) == jnp.float64  # a setting of this thread, which others do not inherit
+
+    def work(X: Float[Array | np.ndarray, "N D"]) -> Factors:
+        with jax.enable_x64(x64):
+            return jax.block_until_ready(factorise(X, **how))
+
+    workers = min(os.cpu_count() or 1, 8) if jax.default_backend() == "cpu" else 1
+    for start in range(0, len(sources), workers):
+        group = sources[start : start + workers]
+        with threadpool_limits(1, user_api="blas"), concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
+            factors = list(pool.map(work, group))
+        yield from factors
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """X = Q R (centred, if there is an intercept), for any number of targets.
+
+    Attributes:
+        X: as given, [N, D].
+        Q: orthonormal columns, [N, min(N, D)].
+        R: upper triangular, [min(N, D), D].
+        mean: of X's rows, or None without an intercept.
+        spectrum: where R is rank deficient, U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count.
+        rank: as in `Solution`.
+        condition: as in `Solution`.
+        ridge: the penalty, or None.
+    """
+
+    X: Any
+    Q: Any
+    R: Any
+    mean: Any
+    spectrum: Any
+    rank: Any
+    condition: Any
+    ridge: Any
+
+    def solve(self, Y: Float[Array | np.ndarray, "N R"], *, residual: bool = True) -> Solution:
+        """The solution for targets Y. Its `residual` takes half of the time, and is left out (None) by flag.
+
+        Raises:
+            ValueError: on another number of examples than X has, NaN or infinity.
+        """
+        Y = self._targets(Y)
+        weights, bias = _solve(self, Y)
+        error = _residual(self.X, Y, weights, bias) if residual else None
+        return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
+
+    def explained(self, Y: Float[Array | np.ndarray, "N R"]) -> float:
+        """Which share of Y a map without penalty explains: `1 − residual / ||Y||²`, Y centred if there is an intercept.
+
+        Read off `Qᵀ Y`: no map is solved for. Accurate to 1e-6. 1 where there is nothing to explain.
+
+        Raises:
+            ValueError: as `solve`.
+        """
+        Y = self._targets(Y)
+        with jax.enable_x64(True):
+            return float(_explained(self, Y))
+
+    def _targets(self, Y: Any) -> Array:
+        N = self.X.shape[0]
+        if Y.ndim != 2 or Y.shape[0] != N or Y.shape[1] == 0:
+            raise ValueError(f"expected Y [{N}, R], got {Y.shape}")
+        return _checked("Y", Y, self.X.dtype)
+
+
+def _checked(name: str, values: Any, dtype: Any) -> Array:
+    """On the device, in float32 or float64. Raises ValueError for NaN and infinity."""
+    values = jnp.asarray(values, jnp.float64 if dtype == jnp.float64 else jnp.float32)
+    if not _all_finite(values):
+        bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
+        raise ValueError(
+            f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
+            "them (text longer than the positions and half-precision overflow are the usual causes)"
+        )
+    return values
 
 
 @jax.jit
@@ -121,37 +220,65 @@ def _all_finite(values: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("intercept",))
-def _fit(X: Array, Y: Array, ridge: Array | float | None, rcond: Array | float | None, *, intercept: bool) -> dict:
-    # Also reaches the products inside QR, SVD and the triangular solve on accelerators.
+def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tuple[Any, ...]:
+    # The setting also reaches the products inside QR and SVD on accelerators.
     with jax.default_matmul_precision("highest"):
-        x_mean, y_mean = (_mean(X), _mean(Y)) if intercept else (None, None)
-        Q, R = jnp.linalg.qr(X if x_mean is None else _centre(X, x_mean))
-        B = _matmul(Q.T, Y if y_mean is None else Y - y_mean)
+        mean = _mean(X) if intercept else None
+        Q, R = jnp.linalg.qr(X if mean is None else _centre(X, mean))
+        s = jnp.linalg.svd(R / _scale(R, rcond), compute_uv=False)
+        rank = jnp.sum(_counts(s, rcond), dtype=jnp.int32)
+        return Q, R, mean, rank, condition_number(R, rank)
 
-        U, s, Vt, scale = _spectrum(R, equilibrate=rcond is None)
-        kept = s > (RANK_EPS * jnp.finfo(s.dtype).eps if rcond is None else rcond) * s[0]
-        rank = jnp.sum(kept, dtype=jnp.int32)
 
-        if ridge is not None:
-            weights = ridge_solution(R, B, ridge)
-        elif R.shape[0] < R.shape[1]:
-            weights = minimum_norm(B, U, s, Vt, scale, kept)
+@jax.jit
+def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
+    # The setting also reaches the products inside the triangular solve.
+    with jax.default_matmul_precision("highest"):
+        mean = None if factors.mean is None else _mean(Y)
+        B = _matmul(factors.Q.T, Y if mean is None else Y - mean)
+        if factors.ridge is not None:
+            weights = ridge_solution(factors.R, B, factors.ridge)
+        elif factors.spectrum is not None:
+            weights = minimum_norm(B, *factors.spectrum)
         else:
-            weights = jax.lax.cond(
-                rank == R.shape[1],
-                lambda: solve_triangular(R, B),
-                lambda: minimum_norm(B, U, s, Vt, scale, kept),
-            )
-        bias = None if x_mean is None or y_mean is None else y_mean - _matmul(x_mean, weights)
-        prediction = _matmul(X, weights) if bias is None else _matmul(X, weights) + bias
-        residual = jnp.sum(jnp.square(Y - prediction), axis=0)
-    return {
-        "weights": weights,
-        "bias": bias,
-        "rank": rank,
-        "condition": condition_number(R, rank),
-        "residual": residual,
-    }
+            weights = solve_triangular(factors.R, B)
+        return weights, None if mean is None else mean - _matmul(factors.mean, weights)
+
+
+@jax.jit
+def _explained(factors: Factors, Y: Array) -> Array:
+    Y = Y if factors.mean is None else Y - _mean(Y)
+    B = _matmul(factors.Q.T, Y)
+    if factors.spectrum is not None:  # what Q has beyond X's rank is rounding
+        U, *_, kept = factors.spectrum
+        B = jnp.where(kept[:, None], _matmul(U.T, B), 0)
+    total, found = (jnp.sum(jnp.square(values), dtype=jnp.float64) for values in (Y, B))
+    return jnp.where(total > 0, found / jnp.where(total > 0, total, 1), 1)
+
+
+@jax.jit
+def _residual(X: Array, Y: Array, weights: Array, bias: Array | None) -> Array:
+    prediction = _matmul(X, weights)
+    return jnp.sum(jnp.square(Y - (prediction if bias is None else prediction + bias)), axis=0)
+
+
+def _scale(R: Array, rcond: Array | float | None) -> Array:
+    """The length of R's columns, unless the user decides by rcond what counts in X as it is."""
+    length = jnp.linalg.norm(R, axis=0)
+    return jnp.where(length > 0, length, 1) if rcond is None else jnp.ones_like(length)
+
+
+@jax.jit
+def _spectrum(R: Array, rcond: Array | float | None) -> tuple[Array, ...]:
+    with jax.default_matmul_precision("highest"):
+        scale = _scale(R, rcond)
+        U, s, Vt = jnp.linalg.svd(R / scale, full_matrices=False)
+        return U, s, Vt, scale, _counts(s, rcond)
+
+
+def _counts(s: Array, rcond: Array | float | None) -> Array:
+    """Which singular values are not zero up to rounding."""
+    return s > (RANK_EPS * jnp.finfo(s.dtype).eps if rcond is None else rcond) * s[0]
 
 
 def _mean(values: Array) -> Array:
@@ -167,14 +294,6 @@ def _centre(X: Array, mean: Array) -> Array:
     spread = jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
     constant = spread <= 4 * jnp.finfo(X.dtype).eps * jnp.abs(mean)
     return jnp.where(constant, 0, centred)
-
-
-def _spectrum(R: Array, *, equilibrate: bool) -> tuple[Array, Array, Array, Array]:
-    """SVD of R / scale, where scale is the length of R's columns if `equilibrate`, else 1."""
-    length = jnp.linalg.norm(R, axis=0)
-    scale = jnp.where(length > 0, length, 1) if equilibrate else jnp.ones_like(length)
-    U, s, Vt = jnp.linalg.svd(R / scale, full_matrices=False)
-    return U, s, Vt, scale
 
 
 def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Array) -> Array:

@@ -2,9 +2,6 @@
 
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ from jmat.data import save_examples
 from jmat.data.examples import Examples, Split
 from jmat.forward import logits
 from jmat.metrics import r2_score
+from tests.scripts import run
 
 D = 64  # of the reference GPT-2
 
@@ -160,13 +158,6 @@ def few(split, start, count):
     return Split(split.tokens[begin : begin + lengths.sum()], lengths, split.positions[start : start + count])
 
 
-def experiment(*arguments):
-    root = pathlib.Path(__file__).parents[1]
-    command = [sys.executable, "-m", "experiments.cross_corpus", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
-
-
 @pytest.mark.slow
 def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
     for k, name in enumerate(("one", "two")):
@@ -174,9 +165,8 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
         save_examples(tmp_path / f"{name}.npz", examples)
     corpora = [f"{tmp_path}/one.npz", f"{tmp_path}/two.npz"]
     common = ["--model=tests/data/reference/gpt2", f"--out={tmp_path}/out", "--layers=1,3"]
-    done = experiment(*common, f"--corpora={','.join(corpora)}", "--sizes=50,100")
-    assert done.returncode == 0, done.stderr
-    assert "50 examples of" in done.stderr  # fewer than dimensions
+    _, said = run("cross_corpus", *common, f"--corpora={','.join(corpora)}", "--sizes=50,100")
+    assert "50 examples of" in said  # fewer than dimensions
     rows = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))["rows"]
     assert len(rows) == 2 * (2 * 2 + 1) * 2 * 5
     assert {row["layer"] for row in rows} == {1, 3}
@@ -184,6 +174,5 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
         for b in corpora:
             assert min(find(rows, fit_corpus=a, eval_corpus=b, n_fit=100, layer=3, metric="precision@1")) > 0.5
     assert {"pairs.png", "learning_curve.png"} <= set(os.listdir(tmp_path / "out"))
-    wrong = experiment(*common, f"--corpora={corpora[0]},{corpora[0]}")
-    assert wrong.returncode == 1
-    assert "names a corpus twice" in wrong.stderr
+    _, said = run("cross_corpus", *common, f"--corpora={corpora[0]},{corpora[0]}", code=1)
+    assert "names a corpus twice" in said

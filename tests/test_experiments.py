@@ -2,19 +2,15 @@
 
 import ast
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jmat.maps import load_maps
+from tests.scripts import ROOT, on, rows_of, run
 from tests.test_reference import REFERENCE, WEIGHTS, check
 
-ROOT = pathlib.Path(__file__).parent.parent
 SCRIPTS = (
     "layer_jump",
     "r2",
@@ -31,31 +27,6 @@ SCRIPTS = (
     "regularizer_study",
     "benchmark",
 )
-
-
-def run(script, *flags, code=0):
-    """Runs a script; returns what it printed on standard output and error."""
-    environment = {**os.environ, "XLA_FLAGS": os.environ["JMAT_TEST_XLA"]}
-    done = subprocess.run(
-        [sys.executable, "-m", f"experiments.{script}", *flags],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
-
-
-def on(family, out, **flags):
-    folder = REFERENCE / family
-    given = {"model": folder, "examples": folder / "examples.npz", "out": out, **flags}
-    return [f"--{name}={value}" for name, value in given.items()]
-
-
-def rows_of(out):
-    return json.loads((out / "results.json").read_text())["rows"]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
@@ -154,36 +125,9 @@ def mistakes(tmp_path):
     }
 
 
-# One process for all of them: importing JAX takes longer than finding a mistake.
-MANY = """
-import contextlib, io, json, sys
-from absl import app, flags
-from experiments import cli, layer_jump
-
-ends = []
-for given in json.load(sys.stdin):
-    for flag in flags.FLAGS:
-        flags.FLAGS[flag].unparse()
-    sys.argv = ["layer_jump", *given]
-    with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.redirect_stdout(stderr):
-        try:
-            cli.run(layer_jump.main)
-        except SystemExit as end:
-            ends.append([end.code, stderr.getvalue()])
-json.dump(ends, sys.stdout)
-"""
-
-
 def test_mistakes(tmp_path):
-    cases = mistakes(tmp_path)
-    given = json.dumps([[str(flag) for flag in flags] for flags, _ in cases.values()])
-    done = subprocess.run(
-        [sys.executable, "-c", MANY], input=given, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for (name, (_, says)), (code, stderr) in zip(cases.items(), json.loads(done.stdout), strict=True):
-        assert code == 1, (name, stderr)
-        assert "Traceback" not in stderr, name
+    for name, (flags, says) in mistakes(tmp_path).items():
+        _, stderr = run("layer_jump", *flags, code=1)
         assert says in stderr, (name, stderr)
 
 

@@ -16,7 +16,7 @@ from experiments import common
 from jmat import hosts
 from jmat.data.examples import Examples, Split, load_examples, save_examples
 from jmat.maps import load_maps
-from tests.test_experiments import rows_of
+from tests.scripts import rows_of
 from tests.test_reference import REFERENCE
 
 SCRIPTS = ("layer_jump", "linearity")  # of two_processes

@@ -16,7 +16,7 @@ from jmat.results import write_results
 from jmat.streaming import all_positions, packed_batches
 from tests.families import BY_NAME
 from tests.hf import CASES, ours
-from tests.test_experiments import on, rows_of, run
+from tests.scripts import on, rows_of, run
 from tests.test_reference import REFERENCE
 from tests.test_streaming import in_memory
 

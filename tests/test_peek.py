@@ -2,10 +2,6 @@
 
 import html.parser
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +15,7 @@ from jmat.forward import logits, run
 from jmat.maps import Identity, Linear, MapsInfo, model_hash, save_maps
 from jmat.peek import predictions as peeking
 from jmat.peek.page import page, percent
+from tests import scripts
 
 REFERENCE = "tests/data/reference"
 SENTENCES = ["Return a new list.", "The naïve 数 <b>&"]
@@ -296,13 +293,6 @@ def test_percent(p, text):
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 
-def experiment(*arguments):
-    root = pathlib.Path(__file__).parents[1]
-    command = [sys.executable, "-m", "experiments.peek", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False)
-
-
 @pytest.mark.slow
 def test_experiment_with_saved_maps(gpt2, tmp_path):
     _, model, _, split, _, shortcuts = gpt2
@@ -316,9 +306,8 @@ def test_experiment_with_saved_maps(gpt2, tmp_path):
         tmp_path / "few.npz", **{f"{part}_{name}": value for part in ("fit", "eval") for name, value in arrays.items()}
     )
     common = [f"--model={REFERENCE}/gpt2", f"--examples={tmp_path}/few.npz", f"--maps={tmp_path}", f"--out={out}"]
-    done = experiment(*common, "--layers=0,2", f"--sentences={SENTENCES[0]}", "--top=3")
-    assert done.returncode == 0, done.stderr
-    assert "peek.html" in done.stdout
+    printed, _ = scripts.run("peek", *common, "--layers=0,2", f"--sentences={SENTENCES[0]}", "--top=3")
+    assert "peek.html" in printed
     found = json.loads((out / "peek.json").read_text("utf-8"))
     results = json.loads((out / "results.json").read_text("utf-8"))
     expected, whole = gpt2[0]["sentences"][0], found["sentences"][0]
@@ -329,6 +318,5 @@ def test_experiment_with_saved_maps(gpt2, tmp_path):
             assert tokens == [[token for token, _ in top[:3]] for top in expected["predictions"][kind][layer]]
     assert results["rows"] == peeking.peek_rows(found)
     assert len(Page((out / "peek.html").read_text("utf-8")).tables) == 2
-    missing = experiment(*common, "--layers=1", "--overwrite")
-    assert missing.returncode == 1
-    assert "has no map mat.1.4" in missing.stderr
+    _, said = scripts.run("peek", *common, "--layers=1", "--overwrite", code=1)
+    assert "has no map mat.1.4" in said

@@ -1,12 +1,7 @@
 """Pretraining: packing, losses, masking, the optimizer, devices, and a run that is killed and goes on."""
 
 import functools
-import os
-import pathlib
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +16,7 @@ from jmat import forward, mesh, models, resume, training
 from jmat.data import packing
 from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results
+from tests.scripts import kill_after, start
 
 V, T, END = 50, 16, 0
 RANDOM = np.random.default_rng(0)
@@ -259,28 +255,9 @@ FLAGS = {
 }  # fmt: skip
 
 
-def start(out, corpus, **changes):
-    flags = [f"--{name}={value}" for name, value in {**FLAGS, "out": out, "corpus": corpus, **changes}.items()]
-    command = [sys.executable, "-m", "experiments.pretrain", *flags]
-    root = pathlib.Path(__file__).parent.parent
-    return subprocess.Popen(
-        command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def finish(process):
-    output = process.communicate(timeout=500)[0].decode()
-    return process.returncode, output
-
-
-def interrupt(process, out, after, signal_number):
-    """Sends a signal once there is a checkpoint later than `after`."""
-    folder = pathlib.Path(out) / "checkpoints"
-    while not any(path.name.isdigit() and int(path.name) > after for path in folder.glob("*")):
-        assert process.poll() is None, finish(process)[1]
-        time.sleep(0.01)
-    process.send_signal(signal_number)
-    return finish(process)
+def begin(out, corpus, **changes):
+    flags = {**FLAGS, "out": out, "corpus": corpus, **changes}
+    return start("pretrain", *(f"--{name}={value}" for name, value in flags.items()))
 
 
 @pytest.mark.slow
@@ -290,19 +267,18 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_model_bit_for_bit(tmp_path)
     lines = [" ".join(random.choice(WORDS, random.integers(4, 12))) for _ in range(400)]
     corpus.write_text("\n".join(lines))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    running = start(whole, corpus)
-    assert interrupt(start(broken, corpus), broken, 0, signal.SIGKILL)[0] == -signal.SIGKILL
-    code, output = finish(start(broken, corpus, learning_rate=0.5))
+    running, checkpoints = begin(whole, corpus), broken / "checkpoints"
+    assert kill_after(begin(broken, corpus), checkpoints, signal.SIGKILL)[0] == -signal.SIGKILL
+    code, _, said = begin(broken, corpus, learning_rate=0.5).finish()
     assert code == 1
-    assert "learning_rate" in output
-    code, output = interrupt(start(broken, corpus), broken, 60, signal.SIGTERM)
-    assert code == 128 + signal.SIGTERM, output
-    assert "Stopped by SIGTERM" in output
+    assert "learning_rate" in said
+    code, _, said = kill_after(begin(broken, corpus), checkpoints, signal.SIGTERM, later_than=60)
+    assert code == 128 + signal.SIGTERM, said
+    assert "Stopped by SIGTERM" in said
     assert not (broken / "model" / "model.safetensors").exists()
-    code, output = finish(start(broken, corpus))
-    assert code == 0, output
-    code, output = finish(running)
-    assert code == 0, output
+    for finishing in (begin(broken, corpus), running):
+        code, _, said = finishing.finish()
+        assert code == 0, said
     assert (whole / "model" / "model.safetensors").read_bytes() == (broken / "model" / "model.safetensors").read_bytes()
     rows = [[r for r in read_results(out)["rows"] if r["metric"] != "tokens_per_second"] for out in (whole, broken)]
     assert rows[0] == rows[1]

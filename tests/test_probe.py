@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from jmat.probe import labelled_examples, probe_rows, read_labelled, token_classes
-from tests.test_experiments import rows_of, run
+from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 
 

@@ -20,7 +20,7 @@ from jmat.prune.heal import distil
 from jmat.prune.measure import compare_on_text, cost, quality_rows, time_per_token, whole_sentences
 from jmat.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
-from tests.test_experiments import on, rows_of, run
+from tests.scripts import on, rows_of, run
 
 # Four blocks each, or what the case says; removed are the last block and, of longer ones, the second.
 SLIDING = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]

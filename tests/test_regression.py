@@ -1,5 +1,7 @@
 """Least squares in float32 against float64, at the condition numbers and scales that activations have."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from sklearn.linear_model import LinearRegression, Ridge
 
 from jmat import regression
-from jmat.regression import lstsq
+from jmat.regression import factorise, factorise_each, lstsq
 
 # One shape for most tests: they share a compiled program.
 N, D, R = 300, 40, 6
@@ -203,13 +205,35 @@ def test_half_precision_is_solved_in_float32():
     np.testing.assert_allclose(solution.weights, np.eye(D)[:, :R], atol=1e-5)
 
 
-def test_new_values_do_not_retrace():
+def test_new_values_and_more_targets_do_not_retrace():
     rng = np.random.default_rng(11)
-    before = regression._fit._cache_size()
+    programs = regression._factorise, regression._solve
+    before = [program._cache_size() for program in programs]
     for ridge in (0.5, 1.0, 2.0):
-        X = rng.standard_normal((31, 7)).astype(np.float32)
-        lstsq(X, X, ridge=ridge)
-    assert regression._fit._cache_size() == before + 1
+        factors = factorise(rng.standard_normal((31, 7)).astype(np.float32), ridge=ridge)
+        for _ in range(2):
+            factors.solve(rng.standard_normal((31, 7)).astype(np.float32))
+    assert [program._cache_size() for program in programs] == [count + 1 for count in before]
+
+
+@pytest.mark.parametrize("how", [{}, {"intercept": True}, {"ridge": 3.0}])
+def test_factors_serve_any_targets(how):
+    rng = np.random.default_rng(12)
+    sources = [rng.standard_normal((60, D)).astype(np.float32) for D in (3, 5, 4)]
+    sources[1][:, 4] = sources[1][:, 3]  # rank deficient
+    targets = [rng.standard_normal((60, R)).astype(np.float32) for R in (2, 7)]
+    for X, factors in zip(sources, factorise_each(sources, **how), strict=True):
+        for Y in targets:
+            want, got = lstsq(X, Y, **how), factors.solve(Y, residual=False)
+            assert got.residual is None
+            jax.tree.map(np.testing.assert_array_equal, got, dataclasses.replace(want, residual=None))
+            centred = Y - Y.mean(0) if "intercept" in how else Y
+            plain = lstsq(X, Y, intercept="intercept" in how)
+            explained = 1 - plain.residual.sum() / np.square(centred).sum()
+            assert factors.explained(Y) == pytest.approx(float(explained), abs=2e-6)
+    assert factors.explained(np.zeros((60, 2), np.float32)) == 1
+    with pytest.raises(ValueError, match=r"expected Y \[60, R\], got \(59, 2\)"):
+        factors.solve(targets[0][1:])
 
 
 def test_solution_is_a_pytree():

@@ -8,8 +8,7 @@ from jmat.jumps import fit_jumps
 from jmat.maps import load_maps
 from jmat.streamed_jumps import choose_route, fit_jumps_to_moments, jump_pairs, memory_of_activations, memory_of_moments
 from jmat.streaming import all_positions, collect, packed_batches, sampled_positions, stream_moments
-from tests.forked import forked, run_of
-from tests.test_experiments import rows_of
+from tests.scripts import on, rows_of, run
 from tests.test_linearity import cut_examples
 from tests.test_streaming import few, in_memory
 
@@ -75,18 +74,16 @@ def test_results_of_both_routes_agree(tmp_path):
     arrays = cut_examples(tmp_path / "gpt2.npz", "gpt2", (500, 60))
     cut_examples(tmp_path / "bert.npz", "bert", (500, 60))
     every = {"fit_tokens": "all", "protocol": "jmat", "skip_first": 2, "targets": "final", "intercept": True}
-    runs = [
-        run_of(script, family, tmp_path / f"{kind}-{route}", route=route, examples=tmp_path / f"{family}.npz", **flags)
+    said = [
+        run(script, *on(family, tmp_path / f"{kind}-{route}", route=route, **flags))[1]
         for kind, script, family, flags in (
-            ("sampled", "layer_jump", "gpt2", {}),
-            ("masked", "r2", "bert", {}),
-            ("all", "layer_jump", "gpt2", every),
+            ("sampled", "layer_jump", "gpt2", {"examples": tmp_path / "gpt2.npz"}),
+            ("masked", "r2", "bert", {"examples": tmp_path / "bert.npz"}),
+            ("all", "layer_jump", "gpt2", {"examples": tmp_path / "gpt2.npz", **every}),
         )
         for route in ("auto", "streaming")
     ]
-    ends, said = forked(*runs)
-    assert ends == [0] * 6, said
-    assert said.count("route memory: activations take") == 3
+    assert ["route memory: activations take" in each for each in said] == [True, False] * 3
     every_token = np.maximum(arrays["fit_lengths"] - 2, 0).sum()
     for kind, read in {"sampled": (500, 10), "masked": (500, 6), "all": (every_token, 4)}.items():
         rows = [rows_of(tmp_path / f"{kind}-{route}") for route in ("auto", "streaming")]

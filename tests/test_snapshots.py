@@ -12,8 +12,7 @@ from jmat import resume, streaming
 from jmat.data.examples import Split
 from jmat.snapshots import Snapshots, Terminated, discard, go_on
 from jmat.streaming import all_positions, packed_batches, partial_moments
-from tests.forked import forked, run_of
-from tests.test_experiments import rows_of
+from tests.scripts import kill_after, on, rows_of, start, steps
 from tests.test_linearity import cut_examples
 
 PAIRS = [("embed", "block.3"), ("block.1.attn.in", "block.1.attn"), ("block.2", "block.2")]
@@ -34,10 +33,6 @@ def sums(done, state, stop_at=None):
 def nothing():
     with jax.enable_x64(True):
         return {"sum": jnp.zeros((300, 2), jnp.float64)}
-
-
-def steps(folder):
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
 def test_a_pass_goes_on_after_sigterm_with_the_same_bits(tmp_path):
@@ -146,16 +141,18 @@ def test_killed_runs_end_with_the_same_maps_bit_for_bit(tmp_path):
     cut_examples(tmp_path / "few.npz", "gpt2", (1500, 40))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     flags = {"examples": tmp_path / "few.npz", "route": "streaming", "fit_tokens": "all", "tokens_per_batch": 256}
+    checkpoints, ends = broken / "checkpoints" / "fit", []
 
-    def go(out, every=0.2, **how):
-        return run_of("layer_jump", "gpt2", out, snapshot_every=every, **flags, **how)
+    def go(out, every=0.2, **limits):
+        return start("layer_jump", *on("gpt2", out, snapshot_every=every, **flags), **limits)
 
-    kills = [
-        go(broken, kill=number, after=random.uniform(0, 0.2))
-        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
-    ]
-    ends, said = forked(go(whole, every=0), *kills, go(broken, largest_file=30_000), go(broken))
-    assert ends == [0, -9, 143, -9, 1, 0], said
+    ends.append(go(whole, every=0).finish())
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        last = max(steps(checkpoints), default=0)
+        ends.append(kill_after(go(broken), checkpoints, number, later_than=last, wait=random.uniform(0, 0.2)))
+    ends += [go(broken, largest_file=30_000).finish(), go(broken).finish()]
+    said = "".join(end[2] for end in ends)
+    assert [end[0] for end in ends] == [0, -9, 143, -9, 1, 0], said
     assert said.count("stopped by SIGTERM after batch") == 1
     assert said.count("going on after batch") == 4
     assert said.count("error: ") == said.count(f"cannot write a snapshot in {broken}") == 1

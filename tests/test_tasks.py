@@ -7,7 +7,8 @@ import pytest
 
 import jmat
 from jmat import tasks
-from tests.test_experiments import REFERENCE, rows_of, run
+from tests.scripts import rows_of, run
+from tests.test_reference import REFERENCE
 
 QUESTIONS = [
     {"question": "What does it return?", "choices": ["A list of values.", "zq"], "answer": 0},

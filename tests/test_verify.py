@@ -1,8 +1,5 @@
 """The verdict on a checkpoint: right where it is right, and able to tell where it is wrong."""
 
-import os
-import pathlib
-import subprocess
 import sys
 
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ from jmat.data.tokenizers import train_bpe, train_wordpiece
 from jmat.verify.reference import load_reference
 from jmat.verify.report import SENTENCES, compare, format_report, make_batches, report_rows, verify
 from tests import hf
+from tests.scripts import run
 
 GPT2 = hf.gpt2("verify", vocab_size=300, n_positions=64)
 BERT = hf.bert("verify", vocab_size=80, max_position_embeddings=64)
@@ -129,25 +127,12 @@ def test_without_torch_it_says_what_to_install(tmp_path, monkeypatch):
         load_reference(tmp_path, "gpt2")
 
 
-def run(*arguments):
-    """The command line, in a process of its own."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "default"}
-    command = [sys.executable, "-m", "experiments.verify", *arguments]
-    folder = pathlib.Path(jmat.__file__).parents[1]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_the_command_line(tmp_path):
     hf.save(hf.make(GPT2), tmp_path / "model")
-    done = run(f"--model={tmp_path}/model", f"--out={tmp_path}/out")
-    assert done.returncode == 0, done.stderr
-    assert "MATCH: the logits differ by no more than 0.0001" in done.stdout
+    printed, _ = run("verify", f"--model={tmp_path}/model", f"--out={tmp_path}/out")
+    assert "MATCH: the logits differ by no more than 0.0001" in printed
     assert (tmp_path / "out" / "results.json").exists()
-    for arguments, message in (
-        ((f"--model={tmp_path}/none",), "there is no folder"),
-        ((f"--model={tmp_path}/model", "--text=some words"), "has no tokenizer"),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    _, said = run("verify", f"--model={tmp_path}/none", code=1)
+    assert "there is no folder" in said
+    _, said = run("verify", f"--model={tmp_path}/model", "--text=some words", code=1)
+    assert "has no tokenizer" in said

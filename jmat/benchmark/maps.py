@@ -15,8 +15,9 @@ from jmat.benchmark.rows import Goal, Row, missing_row, paired_row, seconds_rows
 from jmat.benchmark.setup import Bench, random_streams
 from jmat.benchmark.timing import in_turn, seconds
 from jmat.capture import stream_sites
-from jmat.from_moments import Linearity, fit, linearity
+from jmat.from_moments import fit
 from jmat.jumps import fit_jumps
+from jmat.linearity import stored_linearity
 from jmat.moments import Moments, update, zeros
 from jmat.regression import lstsq
 from jmat.streamed_jumps import jump_pairs
@@ -49,10 +50,10 @@ def fit_rows(bench: Bench) -> list[Row]:
 
 
 def linearity_rows(bench: Bench) -> list[Row]:
-    """Linearity of all pairs of layers by float64 moments, against the public steps: an SVD of X for each pair."""
+    """Linearity of all pairs of layers by `stored_linearity`, against the public steps: an SVD of X for each pair."""
     streams = random_streams(bench.num_fit, bench.config, seed=2)
-    first = seconds(lambda: all_linearity(streams))
-    works: dict[str, Callable[[], Any]] = {"jmat": lambda: all_linearity(streams)}
+    first = seconds(lambda: stored_linearity(streams))
+    works: dict[str, Callable[[], Any]] = {"jmat": lambda: stored_linearity(streams)}
     pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
     if rivals.installed("torch"):
         import torch
@@ -65,24 +66,14 @@ def linearity_rows(bench: Bench) -> list[Row]:
     rows.append(_compile_row("linearity", first, taken["jmat"]))
     if "SVD per pair" not in works:
         return [*rows, missing_row("linearity", "ratio", LINEARITY_GOAL, "torch is not installed.")]
-    ours = all_linearity(streams)
-    worst = max(abs(ours[i, j].score - rivals.svd_linearity(tensors[i], tensors[j])) for i, j in pairs)
+    ours = stored_linearity(streams)
+    worst = max(abs(ours[i, j] - rivals.svd_linearity(tensors[i], tensors[j])) for i, j in pairs)
     rows.append({"map": "linearity", "metric": "difference", "value": float(worst)})
     words = f" ({count} pairs, from {len(pairs)} timed)"
     return [
         *rows,
         paired_row("linearity", taken, "SVD per pair", LINEARITY_GOAL, scale=count / len(pairs), words=words),
     ]
-
-
-def all_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, int], Linearity]:
-    """Of every layer in every earlier one, from stored activations."""
-    moments, names = stored_moments(streams), stream_sites(len(streams) - 1)
-    scores: dict[tuple[int, int], Linearity] = {}
-    for i in range(len(streams) - 1):
-        found = linearity(moments, names[i], names[i + 1 :])
-        scores |= {(i, j): found[names[j]] for j in range(i + 1, len(streams))}
-    return scores
 
 
 def stored_moments(streams: Sequence[Float[ndarray, "N D"]]) -> Moments:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.prune.stand_ins import Stretch
-from jmat.regression import lstsq
+from jmat.regression import factorise_each
 
 SCORES = ("linearity_without_residual", "linearity", "block_influence", "angular", "kl")
 _HIGHEST_FIRST = ("linearity_without_residual", "linearity")
@@ -53,15 +53,14 @@ def _linearities(
     """Both linearities have the same residual, that of affine least squares of h_j on h_i; only what it is held against
     differs. One factorisation serves all candidates that begin at the same block.
     """
-    found = {}
-    for i in sorted({start for start, _ in candidates}):
+    found, starts = {}, sorted({start for start, _ in candidates})
+    for i, factors in zip(starts, factorise_each([streams[i] for i in starts], intercept=True), strict=True):
         stops = [stop for start, stop in candidates if start == i]
-        # The block's own contribution: h_i would be fitted exactly anyway, and hides small residuals by its size.
-        targets = np.stack([streams[j] - streams[i] for j in stops])  # [J, N, D]
-        solution = lstsq(streams[i], np.concatenate(list(targets), axis=1), intercept=True)
-        residuals = np.asarray(solution.residual, np.float64).reshape(len(stops), -1).sum(1)
-        for j, residual, target in zip(stops, residuals, targets, strict=True):
-            energy = _centred_energy(target if without_residual else streams[j])
+        for j in stops:
+            # The block's own contribution: h_i would be fitted exactly anyway, and hides small residuals by its size.
+            contribution = streams[j] - streams[i]
+            residual = (1 - factors.explained(contribution)) * _centred_energy(contribution)
+            energy = _centred_energy(contribution if without_residual else streams[j])
             found[i, j] = float(1 - residual / energy) if energy > 0 else 1.0  # what does not vary is linear
     return found
 
