@@ -72,7 +72,7 @@ def _route(job: common.Job, targets: str) -> str:
     split, config = job.examples.fit, job.model.config
     sampled = FLAGS.fit_tokens == "sampled"
     count = split.num_examples if sampled else int(passes.tokens_read(job, split, "all").sum())
-    activations = memory_of_activations(count, config.width, config.layers, targets=targets)
+    activations = memory_of_activations(count, config.width, config.layers)
     moments = memory_of_moments(config.width, config.layers, targets=targets, devices=local_device_count())
     route, why = choose_route(activations, moments)
     cli.say(f"route {route}: {why}")

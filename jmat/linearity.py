@@ -21,10 +21,10 @@ from jmat.data.packing import Batch
 from jmat.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.mesh import data_mesh, replicate
 from jmat.moments import Moments, Pair, mean
-from jmat.regression import factorise_each
+from jmat.regression import centre, factorise_each
 from jmat.sites import SUBMODULES
 from jmat.snapshots import Snapshots
-from jmat.streaming import by_batch, stream_moments, visit
+from jmat.streaming import by_batch, stream_moments, token_places, visit
 
 Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
@@ -142,8 +142,9 @@ def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int
 
     One factorisation for every i, and one product of matrices for every pair.
     """
-    sources = factorise_each(streams[:-1], intercept=True)
-    return {(i, j): X.explained(streams[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
+    centred = [centre(stream) for stream in streams]
+    sources = factorise_each(centred[:-1])
+    return {(i, j): X.explained(centred[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
@@ -164,9 +165,7 @@ def _apply(model, batches, maps, devices, progress):
     mesh = data_mesh(devices or jax.local_devices())
     with jax.enable_x64(True):
         maps = replicate(mesh, maps)
-    tokens = [batch.targets[batch.targets >= 0] for batch in batches]
-    N = sum(map(len, tokens))
-    places = hosts.share(np.split(np.arange(N), np.cumsum([len(ids) for ids in tokens])[:-1]))
+    N, places = token_places(batches)
     values = {pair: np.empty((N, 5), np.float32) for pair in maps}
     sums = {pair: np.zeros((2, len(affine.y_mean))) for pair, affine in maps.items()}
     parts = visit(model, hosts.share(batches), list(maps), devices=devices, progress=progress)
@@ -193,7 +192,7 @@ def _apply(model, batches, maps, devices, progress):
         off_total, off_change = (total_off**2).sum(-1) / N
         error, total, change, ratio, cosine = columns
         per_token[pair] = PerToken(error, total, change, ratio, cosine, float(off_total), float(off_change))
-    return per_token, np.concatenate(tokens)
+    return per_token, np.concatenate([batch.targets[batch.targets >= 0] for batch in batches])
 
 
 @jax.jit

@@ -3,7 +3,6 @@
 Features are standardised with the fit examples' mean and deviation; the classifier is scikit-learn's.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 from jmat.data.examples import Examples, Split
+from jmat.data.json_lines import read_json_lines
 from jmat.data.sampling import tokenize
 from jmat.metrics import bootstrap_mean
 from jmat.progress import track
@@ -28,25 +28,17 @@ def read_labelled(path: str | pathlib.Path) -> tuple[list[str], list[str]]:
       FileNotFoundError: there is no such file.
       ValueError: a line is something else, or there are fewer than two labels.
     """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; expected JSON lines with a text and a label each.")
-    texts, labels = [], []
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-            text, label = item["text"], item["label"]
-        except (ValueError, KeyError, TypeError):
-            text = label = None
-        if not isinstance(text, str) or not isinstance(label, str | int) or not text.strip():
-            raise ValueError(f'line {number} of {path} is not {{"text": "…", "label": "…"}}: {line[:60]!r}.')
-        texts.append(text)
-        labels.append(str(label))
+    texts, labels = zip(*read_json_lines(path, _labelled, '{"text": "…", "label": "…"}'), strict=True)
     if len(set(labels)) < 2:
         raise ValueError(f"{path} has the labels {sorted(set(labels))}; a classifier needs two at least.")
-    return texts, labels
+    return list(texts), list(labels)
+
+
+def _labelled(fields: Mapping[str, Any]) -> tuple[str, str]:
+    text, label = fields["text"], fields["label"]
+    if not isinstance(text, str) or not text.strip() or not isinstance(label, str | int):
+        raise ValueError("the text should be a text, not empty, and the label a text or a whole number")
+    return text, str(label)
 
 
 def labelled_examples(

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 # Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N and D tried
 # (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
 RANK_EPS = 8.0
+MOST_AT_ONCE = 8  # sources that `factorise_each` works on
 
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
@@ -129,8 +130,8 @@ def factorise(
 def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N D"]], **how: Any) -> Iterator["Factors"]:
     """`factorise` for several sources, in their order; takes its keywords.
 
-    On CPUs as many at a time as there are cores (up to 8), each in one thread: LAPACK's own threads make a QR little
-    faster than one does, and many times slower where the cores have other work.
+    On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
+    a QR little faster than one does, and many times slower where the cores have other work.
     """
     x64 = jnp.result_type(float) == jnp.float64  # a setting of this thread, which others do not inherit
 
@@ -138,7 +139,7 @@ def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N D"]], **how: A
         with jax.enable_x64(x64):
             return jax.block_until_ready(factorise(X, **how))
 
-    workers = min(os.cpu_count() or 1, 8) if jax.default_backend() == "cpu" else 1
+    workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
     for start in range(0, len(sources), workers):
         group = sources[start : start + workers]
         with threadpool_limits(1, user_api="blas"), concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
@@ -224,7 +225,7 @@ def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tup
     # The setting also reaches the products inside QR and SVD on accelerators.
     with jax.default_matmul_precision("highest"):
         mean = _mean(X) if intercept else None
-        Q, R = jnp.linalg.qr(X if mean is None else _centre(X, mean))
+        Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
         s = jnp.linalg.svd(R / _scale(R, rcond), compute_uv=False)
         rank = jnp.sum(_counts(s, rcond), dtype=jnp.int32)
         return Q, R, mean, rank, condition_number(R, rank)
@@ -288,8 +289,14 @@ def _mean(values: Array) -> Array:
     return first + _matmul(average, values - first)
 
 
-def _centre(X: Array, mean: Array) -> Array:
-    """X − mean, where a coordinate that is constant up to rounding becomes exactly zero instead of scaled-up noise."""
+@jax.jit
+def centre(X: Float[Array | np.ndarray, "N D"]) -> Float[Array, "N D"]:
+    """X without its mean; a coordinate that is constant up to rounding becomes exactly zero, not scaled-up noise."""
+    X = jnp.asarray(X)
+    return _centred(X, _mean(X))
+
+
+def _centred(X: Array, mean: Array) -> Array:
     centred = X - mean
     spread = jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
     constant = spread <= 4 * jnp.finfo(X.dtype).eps * jnp.abs(mean)

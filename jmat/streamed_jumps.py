@@ -10,7 +10,7 @@ from jmat.jumps import jump_targets
 from jmat.maps import Linear
 from jmat.moments import Moments, Pair
 from jmat.progress import track
-from jmat.regression import Solution
+from jmat.regression import MOST_AT_ONCE, Solution
 
 # So many bytes are always fine for activations.
 FINE = 4e9
@@ -38,13 +38,12 @@ def fit_jumps_to_moments(
     return maps, solutions
 
 
-def memory_of_activations(tokens: int, width: int, layers: int, *, targets: str = "all") -> int:
+def memory_of_activations(tokens: int, width: int, layers: int) -> int:
     """Bytes that `jmat.jumps.fit_jumps` needs, float32.
 
-    They hold h_0 .. h_L; a source's targets side by side, on the host, on the device, and predicted; the source and its
-    Q on the device.
+    They hold h_0 .. h_L on the host; on the device, the sources that are factorised at a time, their Q, and one target.
     """
-    return 4 * tokens * width * (layers + 1 + 3 * len(jump_targets(0, layers, targets)) + 2)
+    return 4 * tokens * width * (layers + 1 + 2 * min(MOST_AT_ONCE, layers) + 1)
 
 
 def memory_of_moments(width: int, layers: int, *, targets: str = "all", devices: int = 1) -> int:

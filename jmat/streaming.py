@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat import hosts
@@ -234,9 +234,8 @@ def collect(
     Takes what `visit` takes, and raises what it raises. The tokens come in the order in which the batches hold them.
     Each host goes through its share of the batches; all get the values of all.
     """
-    ends = np.cumsum([int((batch.targets >= 0).sum()) for batch in batches])
-    places = hosts.share(np.split(np.arange(ends[-1]), ends[:-1]))
-    values = {site: np.empty((ends[-1], width(site, model.config)), np.float32) for site in sites}
+    N, places = token_places(batches)
+    values = {site: np.empty((N, width(site, model.config)), np.float32) for site in sites}
     parts = visit(model, hosts.share(batches), [(site, site) for site in sites], devices=devices, progress=progress)
     for at, of_batch in zip(places, by_batch(parts), strict=True):
         for batch, _, acts in of_batch:
@@ -246,6 +245,12 @@ def collect(
     for filled in values.values():
         hosts.fill_in(filled, mine)
     return values
+
+
+def token_places(batches: Sequence[Batch]) -> tuple[int, Sequence[Int[ndarray, " n"]]]:
+    """N, the number of tokens that are read; and for each batch of this host's share which of the N are its own."""
+    ends = np.cumsum([int((batch.targets >= 0).sum()) for batch in batches])
+    return int(ends[-1]), hosts.share(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
 def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:

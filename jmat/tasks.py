@@ -11,7 +11,6 @@ LM Evaluation Harness. ARC, BoolQ, COPA and their like are written so in a few l
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,8 +22,8 @@ from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture import padding_mask
-from jmat.data.corpus import text_sentences
 from jmat.data.examples import Split, check_tokens
+from jmat.data.json_lines import read_json_lines
 from jmat.forward import logits, run
 from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
 from jmat.progress import track
@@ -50,28 +49,16 @@ class Passage:
 
 
 def read_task(path: str | pathlib.Path) -> list[Question]:
-    """The questions of a JSONL file.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is no UTF-8 text or holds no question; a line is not as above (the line is named).
-    """
-    lines = text_sentences(path)
-    questions = []
-    for number, line in enumerate(lines, 1):
-        try:
-            questions.append(_question(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            reason = "this line is not JSON" if isinstance(error, json.JSONDecodeError) else reason
-            raise ValueError(
-                f'{path}, question {number}: {reason}; expected {{"question" or "context": text, "choices": [two or '
-                'more texts], "answer": index of the right one, from 0}.'
-            ) from None
-    return questions
+    """The questions of a JSONL file. Raises what `jmat.data.json_lines.read_json_lines` does."""
+    expected = (
+        '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
+    )
+    return read_json_lines(path, _question, expected)
 
 
 def _question(fields: Mapping[str, Any]) -> Question:
+    if "question" not in fields and "context" not in fields:
+        raise ValueError("it has neither a question nor a context")
     prompt = f"Question: {fields['question']}\nAnswer:" if "question" in fields else fields["context"]
     choices, answer = fields["choices"], fields["answer"]
     texts = [prompt, *choices] if isinstance(choices, list) else []

@@ -11,9 +11,9 @@ from flax import nnx
 
 from jmat import cost
 from jmat.benchmark import maps, memory, rivals
+from jmat.benchmark.peak import matmul_chain
 from jmat.benchmark.rows import Goal, format_ratios, missing_row, paired_row
 from jmat.benchmark.setup import random_model, random_sentences, random_streams, sentences_of, shape_config
-from jmat.benchmark.timing import in_turn, matmul_chain
 from jmat.capture import capture, reading_batches, stream_sites
 from jmat.checkpoint import parameters
 from jmat.flops import block_flops
@@ -23,6 +23,7 @@ from jmat.models import build
 from jmat.moments import zeros
 from jmat.streamed_jumps import fit_jumps_to_moments
 from jmat.streaming import stream_moments
+from jmat.timing import in_turn
 from tests.scripts import rows_of, run
 
 TINY = shape_config("tiny")

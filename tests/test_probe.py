@@ -62,18 +62,18 @@ def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "a", "label": "x"}\nno json', "line 2"),
-        ('{"text": "a"}', "line 1"),
-        ('{"text": "", "label": "x"}', "line 1"),
+        ('{"text": "a", "label": "x"}\nno json', "item 2 is not JSON"),
+        ('{"text": "a"}', "item 1: 'label' is missing"),
+        ('{"text": "", "label": "x"}', "item 1: the text"),
         ('{"text": "a", "label": "x"}\n\n', "has the labels"),
-        ("[1]", "line 1"),
+        ("[1]", "item 1: this line is not a JSON object"),
     ],
 )
 def test_bad_labels_are_refused(content, message, tmp_path):
     (tmp_path / "labels.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_labelled(tmp_path / "labels.jsonl")
-    with pytest.raises(FileNotFoundError, match="JSON lines"):
+    with pytest.raises(FileNotFoundError, match="there is no text file"):
         read_labelled(tmp_path / "none.jsonl")
 
 

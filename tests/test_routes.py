@@ -47,8 +47,7 @@ def test_collected_activations_are_those_of_a_plain_forward_pass(gpt2, gpt2_exam
 
 def test_the_smaller_route_is_chosen_and_why():
     gpt2_xl = {"width": 1600, "layers": 48}
-    assert memory_of_activations(9000, **gpt2_xl) == 4 * 9000 * 1600 * (49 + 3 * 48 + 2)
-    assert memory_of_activations(9000, **gpt2_xl, targets="final") == 4 * 9000 * 1600 * (49 + 3 + 2)
+    assert memory_of_activations(9000, **gpt2_xl) == 4 * 9000 * 1600 * (49 + 2 * 8 + 1)
     assert memory_of_moments(**gpt2_xl, targets="final", devices=4) == 4 * 8 * 1600**2 * 96
     assert memory_of_moments(**gpt2_xl) == 8 * 1600**2 * (48 + 48 * 49 // 2)
     assert choose_route(10, 10)[0] == "memory"

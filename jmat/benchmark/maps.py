@@ -13,7 +13,6 @@ from jmat import cost
 from jmat.benchmark import rivals
 from jmat.benchmark.rows import Goal, Row, missing_row, paired_row, seconds_rows
 from jmat.benchmark.setup import Bench, random_streams
-from jmat.benchmark.timing import in_turn, seconds
 from jmat.capture import stream_sites
 from jmat.from_moments import fit
 from jmat.jumps import fit_jumps
@@ -21,6 +20,7 @@ from jmat.linearity import stored_linearity
 from jmat.moments import Moments, update, zeros
 from jmat.regression import lstsq
 from jmat.streamed_jumps import jump_pairs
+from jmat.timing import in_turn, seconds
 
 FIT_GOAL, LINEARITY_GOAL, CONDITION_GOAL = Goal(5), Goal(5), Goal(1e-5, at_most=True)
 _ROWS = 4096  # of stored activations at a time: so many are held in float64

@@ -11,9 +11,9 @@ from numpy import ndarray
 
 from jmat import cost
 from jmat.benchmark import memory, rivals
+from jmat.benchmark.peak import matmul_chain
 from jmat.benchmark.rows import Goal, Row, duration, missing_row, paired_row, ratio_row, seconds_rows
 from jmat.benchmark.setup import Bench
-from jmat.benchmark.timing import Work, in_turn, matmul_chain, seconds
 from jmat.capture import capture, packed_readings, padding_mask, reading_batches, stream_sites
 from jmat.config import ModelConfig
 from jmat.data.batching import Batch
@@ -28,6 +28,7 @@ from jmat.maps import Identity
 from jmat.r2 import r2_rows, resamples
 from jmat.streamed_jumps import fit_jumps_to_moments, jump_pairs
 from jmat.streaming import stream_moments
+from jmat.timing import Work, in_turn, seconds
 
 CAPTURE_GOAL, SHARE_GOAL = Goal(1.1), Goal(0.85)
 EXIT_GOAL, GRID_GOAL = Goal(50), Goal(2, at_most=True)

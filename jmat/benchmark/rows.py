@@ -49,7 +49,7 @@ def paired_row(
 
     Args:
         part: of the benchmark.
-        taken: seconds by contender, from `jmat.benchmark.timing.in_turn`; `jmat` and `other` are read.
+        taken: seconds by contender, from `jmat.timing.in_turn`; `jmat` and `other` are read.
         other: what jmat is held against.
         goal: of the ratio.
         scale: by which the other's time is extrapolated.

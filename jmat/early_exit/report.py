@@ -12,7 +12,7 @@ from jmat.capture import mask_positions
 from jmat.config import ModelConfig
 from jmat.data.examples import Split
 from jmat.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
-from jmat.early_exit.stopping import ExitRule, run_fully, run_until_sure, short_list, time_passes
+from jmat.early_exit.stopping import ExitRule, run_fully, run_until_sure, short_list
 from jmat.early_exit.thresholds import (
     ID_LAMBDAS,
     LAMBDAS,
@@ -24,6 +24,7 @@ from jmat.early_exit.thresholds import (
     outcome,
 )
 from jmat.forward import logits
+from jmat.timing import medians
 
 Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect
 LEVELS = (0.95, 0.90)
@@ -172,7 +173,7 @@ def timing_rows(
                     run_until_sure(model, inputs, length, position, thresholds[rows_of], rule)
 
             passes[name] = early
-        seconds = time_passes(passes)
+        seconds = medians(passes)
         for name, value in seconds.items():
             label = {"map": "mat", "check": name, "batch": size, "level": level}
             rows.append({**label, "metric": "seconds_per_example", "value": value / count, "n": count})

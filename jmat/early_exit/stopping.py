@@ -3,7 +3,6 @@ time.
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,25 +96,6 @@ def check(
 def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
     """The top token after the final norm and the whole head."""
     return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
-
-
-def time_passes(passes: Mapping[str, Any], *, repeats: int = 5, budget: float = 60.0) -> dict[str, float]:
-    """Median wall-clock seconds of each function, run in turn after one warm-up: ratios survive a busy machine.
-
-    They run `repeats` times, or fewer: once `budget` seconds have gone by no further round begins.
-    """
-    for run_pass in passes.values():
-        run_pass()
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    began = time.perf_counter()
-    for k in range(repeats):
-        if k and time.perf_counter() - began > budget:
-            break
-        for name, run_pass in passes.items():
-            begin = time.perf_counter()
-            run_pass()
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
 @jax.jit

@@ -17,7 +17,6 @@ from jmat.capture import mask_positions, padding_mask, stream_sites, target_toke
 from jmat.checkpoint import parameters
 from jmat.data.batching import Batch, batches
 from jmat.data.examples import Split, check_tokens
-from jmat.early_exit.stopping import time_passes
 from jmat.flops import block_flops, head_flops
 from jmat.forward import logits, run
 from jmat.maps import Linear
@@ -26,6 +25,7 @@ from jmat.metrics import bootstrap_counts, bootstrap_ratio, compare, cross_entro
 from jmat.progress import track
 from jmat.prune.stand_ins import Stretch, first_changed
 from jmat.sites import Site, gather
+from jmat.timing import medians
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -206,5 +206,5 @@ def time_per_token(
     def timed(which: Any, sites: Mapping[str, Site]) -> Any:
         return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))
 
-    seconds = time_passes({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)
+    seconds = medians({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)
     return {key: 1e6 * seconds[str(key)] / real for key in pruned}

@@ -1,0 +1,38 @@
+"""Files of JSON lines that users write: what is wrong with one is said with the number of its item."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jmat.data.corpus import text_sentences
+
+Item = TypeVar("Item")
+
+
+def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any]], Item], expected: str) -> list[Item]:
+    """The items of a file, one JSON object a line; blank lines do not count.
+
+    Args:
+      path: of the file.
+      parse: makes an item of an object, or raises ValueError or KeyError.
+      expected: what a line should be, for the error.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no UTF-8 text, holds nothing, or `parse` refuses one of its lines.
+    """
+    items = []
+    for number, line in enumerate(text_sentences(path), 1):
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise ValueError("this line is not a JSON object")
+            items.append(parse(fields))
+        except json.JSONDecodeError:
+            raise ValueError(f"{path}, item {number} is not JSON; expected {expected}.") from None
+        except KeyError as error:
+            raise ValueError(f"{path}, item {number}: {error} is missing; expected {expected}.") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, item {number}: {error}; expected {expected}.") from None
+    return items
