@@ -1,9 +1,11 @@
 """How a script talks to its user: errors in one sentence, progress on standard error. It defines no flags."""
 
+import logging
 import sys
 from collections.abc import Callable
 
-from absl import app, logging
+import absl.logging
+from absl import app
 
 from jmat import hosts
 from jmat.resume import EXIT_TERMINATED
@@ -23,7 +25,8 @@ def run(main: Callable[[list[str]], None]) -> None:
     """
 
     def guarded(argv: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
+        absl.logging.set_verbosity(absl.logging.WARNING)  # JAX tells which backends it did not find
+        absl.logging.get_absl_handler().setFormatter(logging.Formatter("· %(message)s"))
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:

@@ -6,6 +6,7 @@ A server, one for each process of the tests, imports it and forks for every run,
 import atexit
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -17,15 +18,17 @@ import time
 from tests.test_reference import REFERENCE
 
 ROOT = pathlib.Path(__file__).parent.parent
+_COUNT = itertools.count()
 
 # Reads a line of JSON for each request, and answers with one number.
 _SERVER = """
-import gc, json, os, resource, runpy, sys, traceback
-from transformers import AutoTokenizer
-from experiments import cli, common, fitting
-from jmat import plots
+import gc, importlib, json, os, pkgutil, resource, runpy, sys, traceback
 import matplotlib.pyplot
+from transformers import AutoTokenizer
+import jmat, experiments.cli
 
+for module in pkgutil.walk_packages(jmat.__path__, "jmat."):  # not scripts, whose flags clash
+    importlib.import_module(module.name)
 AutoTokenizer.from_pretrained(sys.argv[1])
 gc.freeze()
 
@@ -71,6 +74,14 @@ def _server():
     return server
 
 
+@functools.cache
+def _folder():
+    """Where scripts' output goes."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name
+
+
 def _ask(*request):
     server = _server()
     print(json.dumps(request), file=server.stdin, flush=True)
@@ -82,7 +93,7 @@ class Run:
     """A script that has been started."""
 
     pid: int
-    folder: tempfile.TemporaryDirectory
+    output: list[str]  # files
 
     def is_over(self):
         return bool(_ask("poll", self.pid))
@@ -93,16 +104,14 @@ class Run:
     def finish(self):
         """Exit code (less than 0: killed by a signal), standard output and standard error."""
         code = _ask("wait", self.pid)
-        with self.folder as folder:
-            return code, *(pathlib.Path(folder, name).read_text("utf-8") for name in ("out", "err"))
+        return code, *(pathlib.Path(name).read_text("utf-8") for name in self.output)
 
 
 def start(script, *flags, largest_file=-1):
     """Starts a script; it can write no files larger than `largest_file` bytes."""
-    folder = tempfile.TemporaryDirectory()
-    output = [os.path.join(folder.name, name) for name in ("out", "err")]
+    output = [os.path.join(_folder(), f"{next(_COUNT)}.{name}") for name in ("out", "err")]
     arguments = [f"experiments.{script}", *map(str, flags)]
-    return Run(_ask("start", arguments, output, largest_file), folder)
+    return Run(_ask("start", arguments, output, largest_file), output)
 
 
 def run(script, *flags, code=0):

@@ -272,9 +272,9 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_model_bit_for_bit(tmp_path)
     code, _, said = begin(broken, corpus, learning_rate=0.5).finish()
     assert code == 1
     assert "learning_rate" in said
-    code, _, said = kill_after(begin(broken, corpus), checkpoints, signal.SIGTERM, later_than=60)
+    code, printed, said = kill_after(begin(broken, corpus), checkpoints, signal.SIGTERM, later_than=60)
     assert code == 128 + signal.SIGTERM, said
-    assert "Stopped by SIGTERM" in said
+    assert "Stopped by SIGTERM" in printed
     assert not (broken / "model" / "model.safetensors").exists()
     for finishing in (begin(broken, corpus), running):
         code, _, said = finishing.finish()

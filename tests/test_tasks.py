@@ -90,7 +90,7 @@ def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"choices": ["a", "b"], "answer": 0}', "'context' is missing"),
+        ('{"choices": ["a", "b"], "answer": 0}', "neither a question nor a context"),
         ('{"context": "x", "choices": ["a"], "answer": 0}', "two or more"),
         ('{"context": "x", "choices": ["a", "b"], "answer": 2}', "answer=2 is no index of 2"),
         ('{"context": "x", "choices": ["a", ""], "answer": 1}', "none of them empty"),
