@@ -18,6 +18,14 @@ def say(message: str) -> None:
         print(f"· {message}", file=sys.stderr, flush=True)
 
 
+_when_done: list[Callable[[], None]] = []
+
+
+def when_all_is_done(work: Callable[[], None]) -> None:
+    """What to do at the end of an experiment that succeeds, in every process."""
+    _when_done.append(work)
+
+
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback.
 
@@ -30,11 +38,14 @@ def run(main: Callable[[list[str]], None]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:
+            _when_done.clear()
             with hosts.together():
                 main(argv)
+            for work in _when_done:
+                work()
         except Terminated as stop:
             say(str(stop))
-            sys.exit(EXIT_TERMINATED)
+            hosts.leave(EXIT_TERMINATED)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

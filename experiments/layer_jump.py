@@ -14,7 +14,7 @@ with the same flags.
 
 from absl import flags
 
-from experiments import cli, common, fitting, passes
+from experiments import cli, common, fitting
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, metric_rows
@@ -49,7 +49,6 @@ def main(argv: list[str]) -> None:
     plot_by_layer(results, METRICS, job.out / "layer_jump.png", title=f"{job.config['model']}: reading layer l")
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
     print(f"wrote {job.out}/results.json, layer_jump.png, maps.safetensors, maps.json")
-    passes.discard_snapshots(job)
 
 
 if __name__ == "__main__":

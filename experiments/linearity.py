@@ -80,7 +80,6 @@ def main(argv: list[str]) -> None:
     written = plot(job, results)
     print_tables(rows)
     print(f"wrote {', '.join(f'{job.out}/{name}' for name in ('results.json', *written))}")
-    passes.discard_snapshots(job)
 
 
 def load_other(job: common.Job, name: str, *, revision: bool) -> Any:

@@ -1,10 +1,11 @@
 """Passes over whole sentences: which of their tokens are read, and what a killed pass goes on from."""
 
+import functools
 from typing import Any
 
+import jax
 import numpy as np
 from absl import flags
-from jax import local_device_count
 
 from experiments import cli, common
 from jmat import hosts
@@ -20,7 +21,7 @@ flags.DEFINE_float(
     "snapshot_every",
     300,
     "Seconds between two snapshots of a pass over the text, in OUT/checkpoints. A run that was killed goes on from the "
-    "last one when it is started again with the same flags; 0 neither writes nor reads any. One host only.",
+    "last one when it is started again with the same flags; 0 neither writes nor reads any.",
     lower_bound=0,
 )
 
@@ -54,21 +55,23 @@ def packed(job: common.Job, split: Split, tokens: str) -> list[Batch]:
     """Batches of the sentences (`as_read`), in which the tokens to read are marked."""
     read = tokens_read(job, split, tokens)
     size = common.tokens_per_batch()
-    return packed_batches(split, read, tokens_per_batch=size, row_multiple=local_device_count())
+    return packed_batches(split, read, tokens_per_batch=size, row_multiple=jax.local_device_count())
 
 
 def snapshots(job: common.Job, name: str = "fit", model: Any = None) -> Snapshots | None:
     """Those of one pass of a run over its text, by default with the model of --model; None if there are to be none.
 
-    There are none on several hosts, which would have to agree on how far each went on.
+    Every host has its own: they go through their shares independently, each from where it was. All are deleted when
+    the run has ended well.
     """
-    if not FLAGS.snapshot_every or hosts.count() > 1:
+    if not FLAGS.snapshot_every:
         return None
-    weights = job.model_hash if model is None else model_hash(parameters(model))
-    folder = job.out / "checkpoints" / name
-    return Snapshots(folder, FLAGS.snapshot_every, {"hash of the model's weights": weights}, cli.say)
-
-
-def discard_snapshots(job: common.Job) -> None:
-    """Called when a run has finished."""
-    discard(job.out / "checkpoints")
+    checkpoints = job.out / "checkpoints"
+    cli.when_all_is_done(functools.partial(discard, checkpoints))
+    owner: dict[str, Any] = {
+        "hash of the model's weights": job.model_hash if model is None else model_hash(parameters(model))
+    }
+    if hosts.count() > 1:
+        name = f"{name}-{jax.process_index()}"
+        owner["number of processes"] = hosts.count()
+    return Snapshots(checkpoints / name, FLAGS.snapshot_every, owner, cli.say)

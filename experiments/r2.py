@@ -11,7 +11,7 @@ model. --fit_tokens and --route are as for layer_jump.
 
 from absl import flags
 
-from experiments import cli, common, fitting, passes
+from experiments import cli, common, fitting
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.maps import save_maps
@@ -42,7 +42,6 @@ def main(argv: list[str]) -> None:
         shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]
         print(format_table(shown, index="layer", columns=("target",), metrics=("r2",)))
     print(f"wrote {job.out}/results.json, r2.png, maps.safetensors, maps.json")
-    passes.discard_snapshots(job)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,10 @@ def main(argv: list[str]) -> None:
     title = f"{job.config['model']}: sub-modules replaced from layer l on"
     plot_by_layer(results, METRICS, job.out / "submodule_ablation.png", title=title)
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS[:1]))
+    for note in dict.fromkeys(
+        f"{row['map']} from layer {row['layer']}: {row['note']}" for row in rows if "note" in row
+    ):
+        print(note)
     print(f"wrote {job.out}/results.json, submodule_ablation.png, maps.safetensors, maps.json")
 
 

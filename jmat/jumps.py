@@ -116,11 +116,17 @@ def metric_rows(
 ) -> list[dict[str, Any]]:
     """Means with 95 % bootstrap intervals over the examples, or whole groups of them, as rows of results.json.
 
-    Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`.
+    Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`. A shortcut whose logits
+    are not finite at some example has no figures: the values of its rows are None, and a note says why.
     """
     rows = []
     figures: list[tuple[str, Any, Any, Any, int]]
     for (name, layer), read in values.items():
+        if bad := np.count_nonzero(~np.isfinite(read["surprisal"])):
+            note = f"the logits are not finite at {bad} of {len(read['surprisal'])} examples"
+            label = {"map": name, "layer": layer, "target": target, "n": len(read["surprisal"]), "note": note}
+            rows += [{**label, "metric": metric, "value": None} for metric in METRICS]
+            continue
         metrics = {metric: read[metric] for metric in METRICS}
         columns = np.stack(list(metrics.values()), axis=1).astype(np.float64)
         mean, low, high = bootstrap_mean(columns, groups=groups, seed=seed)

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -23,21 +23,12 @@ def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManag
     return ocp.CheckpointManager(folder.resolve(), options=options)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: Any, about: Mapping[str, Any] | None = None) -> None:
-    """Saves all arrays of a state, by path, and what is to be said `about` it.
-
-    Returns once they are copied; the writing goes on in the background.
-    """
+def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
+    """Saves all arrays of a state, by path. Returns once they are copied; the writing goes on in the background."""
     if manager.latest_step() != step:
         arrays = _by_path(state)
         chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
-        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata=dict(about or {}))
-
-
-def raise_errors(manager: ocp.CheckpointManager) -> None:
-    """Raises what has gone wrong in the background by now."""
-    if not manager.is_saving_in_progress():
-        manager.wait_until_finished()
+        manager.save(step, args=ocp.args.StandardSave(arrays, chunks))
 
 
 def restore(manager: ocp.CheckpointManager, state: State, step: int | None = None) -> State:
@@ -60,11 +51,6 @@ def restore(manager: ocp.CheckpointManager, state: State, step: int | None = Non
             "version; delete it to go on from the one before, or start afresh with another --out."
         ) from error
     return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
-
-
-def about(manager: ocp.CheckpointManager, step: int) -> Mapping[str, Any]:
-    """What `save` was told about a checkpoint."""
-    return manager.metadata(step).custom_metadata or {}
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:

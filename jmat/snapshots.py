@@ -1,4 +1,7 @@
-"""What a killed pass over text goes on from: its sums and the number of batches in them, on disk every few minutes."""
+"""What a killed pass over text goes on from: its sums and the number of batches in them, on disk every few minutes.
+
+Every process of several has its own, and needs no other to write or to read them.
+"""
 
 import contextlib
 import dataclasses
@@ -6,7 +9,6 @@ import hashlib
 import logging
 import os
 import pathlib
-import re
 import shutil
 import signal
 import time
@@ -15,18 +17,16 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Float64
+import orbax.checkpoint as ocp
 
 from jmat import resume
 from jmat.data.packing import Batch
 
 State = TypeVar("State")
 
-_ROW = 2**16  # a snapshot is one array [R, 65536]: of many, Orbax tells about errors in the threads of all
 
-
-class Terminated(Exception):  # noqa: N818 (nothing went wrong)
-    """SIGTERM came. What was done by then is on disk; the message says how far that is."""
+class Terminated(BaseException):
+    """SIGTERM came, and the process is to end. What was done by then is on disk; the message says how far that is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
     Raises:
         Terminated: SIGTERM came; the state after the batch that was read then is on disk.
         ValueError: the snapshots there belong to something else, or are damaged.
-        OSError: a snapshot cannot be written, at once or in the background. Those before it are untouched.
+        OSError: a snapshot cannot be written. Those before it are untouched.
     """
     with _opened(snapshots.folder) as manager, resume.sigterm_received() as received:
         done, state = _newest(manager, start, snapshots)
@@ -86,15 +86,12 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
         for now in states(done, state):
             state, done, stopped = now, done + 1, bool(received)
             due = time.monotonic() - last >= snapshots.every or (done == total and written)
-            with _told_in_one_sentence(snapshots.folder):
-                resume.raise_errors(manager)
-                if due or stopped:
-                    resume.save(manager, done, {"sums": _flat(state)}, about=snapshots.owner)
-                    last, written = time.monotonic(), True
+            if (due or stopped) and manager.latest_step() != done:
+                with _told_in_one_sentence(snapshots.folder):
+                    manager.save(done, args=_Save(jax.tree.leaves(state)), custom_metadata=dict(snapshots.owner))
+                last, written = time.monotonic(), True
             if stopped:
                 break
-        with _told_in_one_sentence(snapshots.folder):
-            manager.wait_until_finished()
     if stopped:
         raise Terminated(
             f"stopped by SIGTERM after batch {done} of {total}; start again with the same flags to go on from there."
@@ -118,7 +115,7 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
     step = manager.latest_step()
     if step is None:
         return 0, start
-    theirs, mine = resume.about(manager, step), dict(snapshots.owner)
+    theirs, mine = manager.metadata(step).custom_metadata or {}, dict(snapshots.owner)
     differing = [
         f"{name} was {theirs.get(name)} and is {mine[name]}" for name in mine if theirs.get(name) != mine[name]
     ]
@@ -128,56 +125,85 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
             "was, choose another --out, or --overwrite to begin anew."
         )
     leaves, structure = jax.tree.flatten(start)
-    empty = np.broadcast_to(np.zeros(1), (_rows(leaves), _ROW))
-    flat = resume.restore(manager, {"sums": empty}, step)["sums"].reshape(-1)
-    ends = np.cumsum([leaf.size for leaf in leaves])
+    try:
+        values = manager.restore(step, args=_Restore([leaf.size for leaf in leaves]))
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"snapshot {step} in {snapshots.folder} cannot be read ({error}): it is damaged; delete it to go on from "
+            "the one before, or --overwrite to begin anew."
+        ) from error
     with jax.enable_x64(True):
-        parts = [flat[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
-        placed = [jax.device_put(part, leaf.sharding) for part, leaf in zip(parts, leaves, strict=True)]
+        placed = [
+            jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
+        ]
     return step, jax.tree.unflatten(structure, placed)
 
 
-def _flat(state: Any) -> Float64[np.ndarray, "R 65536"]:
-    """All numbers of a state on the host, one leaf after another; zeros fill the last row."""
-    leaves = jax.tree.leaves(state)
-    flat, start = np.zeros((_rows(leaves), _ROW)), 0
-    for leaf in leaves:
-        flat.reshape(-1)[start : start + leaf.size] = np.asarray(leaf).reshape(-1)
-        start += leaf.size
-    return flat
+class _OneFile(ocp.CheckpointHandler):
+    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background."""
+
+    def save(self, directory: Any, args: "_Save") -> None:
+        with open(directory / "sums", "wb") as file:
+            for leaf in args.leaves:
+                file.write(np.ascontiguousarray(leaf, np.float64).data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def restore(self, directory: Any, args: "_Restore") -> list[np.ndarray]:
+        with open(directory / "sums", "rb") as file:
+            values = [np.fromfile(file, np.float64, size) for size in args.sizes]
+            if file.read(1) or [value.size for value in values] != list(args.sizes):
+                raise ValueError(f"expected {8 * sum(args.sizes)} bytes of sums, got {os.path.getsize(file.name)}")
+        return values
 
 
-def _rows(leaves: Sequence[Any]) -> int:
-    return -(-sum(leaf.size for leaf in leaves) // _ROW)
+@ocp.args.register_with_handler(_OneFile, for_save=True)
+@dataclasses.dataclass
+class _Save(ocp.args.CheckpointArgs):
+    leaves: Sequence[Any]
+
+
+@ocp.args.register_with_handler(_OneFile, for_restore=True)
+@dataclasses.dataclass
+class _Restore(ocp.args.CheckpointArgs):
+    sizes: Sequence[int]
 
 
 @contextlib.contextmanager
-def _opened(folder: pathlib.Path) -> Iterator[Any]:
-    """The manager of a folder's snapshots. Orbax logs pages about errors that it raises as well: not shown."""
+def _opened(folder: pathlib.Path) -> Iterator[ocp.CheckpointManager]:
+    """The manager of a folder's snapshots, which asks no other process.
+
+    Orbax logs pages about errors that it raises as well: they are not shown.
+    """
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    )
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        create=False,
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=False,
+        multiprocessing_options=alone,
+    )
     logger, quiet = logging.getLogger("absl"), lambda record: "orbax" not in record.pathname
     logger.addFilter(quiet)
     try:
         with _told_in_one_sentence(folder):
-            manager = resume.open_checkpoints(folder)
-        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            manager = ocp.CheckpointManager(folder.resolve(), options=options, item_handlers=_OneFile())
+        with contextlib.closing(manager):
             yield manager
-        finally:
-            with contextlib.suppress(Exception):  # what went wrong in the background was raised before
-                manager.close()
     finally:
         logger.removeFilter(quiet)
 
 
 @contextlib.contextmanager
 def _told_in_one_sentence(folder: pathlib.Path) -> Iterator[None]:
-    """Orbax and TensorStore raise errors of many kinds."""
     try:
         yield
-    except Exception as error:
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        number = int(code[1]) if code else error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(number) if number else " ".join(str(error).split())[:300]
+    except OSError as error:
         raise OSError(
-            f"cannot write a snapshot in {folder}: {reason}; those written before are kept. Start again when this is "
-            "mended, or with --snapshot_every=0, which neither writes nor reads any."
+            f"cannot write a snapshot in {folder}: {error.strerror or error}; those written before are kept. Start "
+            "again when this is mended, or with --snapshot_every=0, which neither writes nor reads any."
         ) from error

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 
 import numpy as np
 import pytest
@@ -165,3 +166,9 @@ def test_docstrings_open_with_the_question_and_give_the_command(script):
     docstring = ast.get_docstring(ast.parse((ROOT / "experiments" / f"{script}.py").read_text()))
     assert "?" in docstring.split("\n\n")[0]
     assert f"python -m experiments.{script}" in docstring
+
+
+def test_the_example_in_the_readme_runs(capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
+    exec(compile(code, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -2,11 +2,11 @@
 
 import json
 import os
-import pathlib
 import re
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,26 +14,32 @@ from absl.testing import flagsaver
 
 from experiments import common
 from jmat import hosts
+from jmat.capture import capture, stream_sites
 from jmat.data.examples import Examples, Split, load_examples, save_examples
 from jmat.maps import load_maps
-from tests.scripts import rows_of
+from jmat.resume import EXIT_TERMINATED
+from tests.scripts import ROOT, rows_of, steps
 from tests.test_reference import REFERENCE
 
 SCRIPTS = ("layer_jump", "linearity")  # of two_processes
-ROOT = pathlib.Path(__file__).parent.parent
 
 
-def start(folder, processes, devices):
-    """Starts the processes; returns them."""
+def start(folder, processes, devices, *, module=None, given=()):
+    """Starts the processes, of a script or of tests.two_processes; returns them."""
     compiled = f"{os.environ['JMAT_TEST_XLA']} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": compiled}
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, "-m", "tests.two_processes", str(port), str(processes)]
+    commands = [
+        ["tests.two_processes", str(port), str(processes), str(k), str(folder)]
+        if module is None
+        else [module, *given, f"--coordinator=localhost:{port}", f"--num_processes={processes}", f"--process_id={k}"]
+        for k in range(processes)
+    ]
     return [
-        subprocess.Popen([*command, str(k), str(folder)], cwd=ROOT, env=environment, **pipes) for k in range(processes)
+        subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, env=environment, **pipes) for command in commands
     ]
 
 
@@ -87,10 +93,14 @@ def test_a_process_without_a_batch_has_everything_too(arrays):
 
 
 @pytest.mark.slow
-def test_maps_equal_those_of_one_device(folders):
+def test_maps_equal_those_of_one_device(folders, gpt2):
+    split = load_examples(folders[2] / "examples.npz").eval
     one, two = (load_maps(folders[processes] / "layer_jump")[0] for processes in (1, 2))
+    streams = list(capture(gpt2, split, stream_sites(4)).values())
     for name, linear in one.items():
+        x = streams[int(name.split(".")[1])]
         assert np.linalg.norm(linear.W - two[name].W) < 1e-5 * np.linalg.norm(linear.W), name
+        assert np.linalg.norm(x @ linear.W - x @ two[name].W) < 1e-6 * np.linalg.norm(x @ linear.W), name
 
 
 @pytest.mark.slow
@@ -105,6 +115,35 @@ def test_rows_equal_those_of_one_device(folders, script):
         for key in ("value", "low", "high"):
             if isinstance(a.get(key), float):
                 assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-5), a
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_each_from_its_own_snapshot(folders, tmp_path):
+    """SIGKILL ends one, SIGTERM the other; the run that is started again ends with the maps of one left alone."""
+    flags = [f"--model={folders[2]}", f"--examples={REFERENCE / 'gpt2' / 'examples.npz'}", "--num_fit=1500"]
+    flags += ["--route=streaming", "--fit_tokens=all", "--targets=final", "--tokens_per_batch=512", "--protocol=jmat"]
+
+    def begin(out, every):
+        given = [*flags, f"--out={out}", f"--snapshot_every={every}"]
+        return start(tmp_path, 2, 1, module="experiments.layer_jump", given=given)
+
+    ends = [process.communicate(timeout=900)[0] for process in begin(tmp_path / "whole", 0)]
+    broken = begin(tmp_path / "broken", 0.1)
+    folders_of = [tmp_path / "broken" / "checkpoints" / f"fit-{k}" for k in range(2)]
+    while not all(map(steps, folders_of)) and all(process.poll() is None for process in broken):
+        time.sleep(0.005)
+    broken[1].terminate()
+    said = broken[1].communicate(timeout=60)[0]
+    assert broken[1].returncode == EXIT_TERMINATED, said
+    broken[0].kill()
+    broken[0].communicate()
+    assert all(map(steps, folders_of))
+    again = begin(tmp_path / "broken", 0.1)
+    ends += [process.communicate(timeout=900)[0] for process in again]
+    assert "going on after batch" in ends[2], ends
+    whole, resumed = ((tmp_path / out / "maps.safetensors").read_bytes() for out in ("whole", "broken"))
+    assert whole == resumed
+    assert not (tmp_path / "broken" / "checkpoints").exists()
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from flax import nnx
 from jmat import forward, models
 from jmat.capture import capture, stream_sites
 from jmat.data.examples import Examples, Split
+from jmat.jumps import evaluate, metric_rows
+from jmat.maps import Identity
 from jmat.r2 import resamples
 from jmat.sites import SUBMODULES
 from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially
@@ -122,3 +124,13 @@ def test_r2_of_parts(setting):
     assert scores["ffn", 1] == pytest.approx(1, abs=1e-3)  # affine
     assert 0 < scores["ln_1", 0] < 1
     assert len(scores) == 8
+
+
+def test_a_shortcut_that_overflows_has_no_figures_and_a_note(gpt2):
+    final = np.random.default_rng(0).standard_normal((5, gpt2.config.width)).astype(np.float32)
+    broken = final.copy()
+    broken[3] = np.inf
+    rows = metric_rows(evaluate(gpt2, final, {("a", 0): (Identity(), final), ("b", 0): (Identity(), broken)}), 4)
+    for row in rows:
+        assert (row["value"] is None) == (row["map"] == "b")
+        assert row.get("note") == {"a": None, "b": "the logits are not finite at 1 of 5 examples"}[row["map"]]
