@@ -158,8 +158,8 @@ def load_maps(
     """
     folder = pathlib.Path(folder)
     _refuse_pickles(folder)
-    info, has_bias = _read_json(folder / "maps.json")
-    maps = _read_tensors(folder / "maps.safetensors", info, has_bias)
+    info, described = _read_json(folder / "maps.json")
+    maps = _read_tensors(folder / "maps.safetensors", info, described)
     if info.convention != CONVENTION:
         raise ValueError(f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose them.")
     if model_hash is not None and info.model_hash != model_hash:
@@ -168,6 +168,8 @@ def load_maps(
             f"are {model_hash}. Fit maps for it, or load the model they belong to."
         )
     for name, linear in maps.items():
+        if not all(np.isfinite(values).all() for values in jax.tree.leaves(linear)):
+            raise ValueError(f"map {name!r} in {folder} holds NaN or infinity: fit the maps again.")
         if linear.W.ndim != 2 or (linear.bias is not None and linear.bias.shape != linear.W.shape[1:]):
             bias = None if linear.bias is None else linear.bias.shape
             raise ValueError(
@@ -192,18 +194,21 @@ def _refuse_pickles(folder: pathlib.Path) -> None:
         )
 
 
-def _read_json(path: pathlib.Path) -> tuple[MapsInfo, dict[str, bool]]:
+def _read_json(path: pathlib.Path) -> tuple[MapsInfo, dict[str, tuple[tuple[int, ...], bool]]]:
+    """What the maps are, and (shape, whether there is a bias) of each."""
     try:
         content = json.loads(path.read_text("utf-8"))
-        has_bias = {name: bool(about["bias"]) for name, about in content.pop("maps").items()}
-        return MapsInfo(**content), has_bias
+        described = {name: (tuple(about["shape"]), bool(about["bias"])) for name, about in content.pop("maps").items()}
+        return MapsInfo(**content), described
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or does not describe maps ({error}): fit the maps again.") from None
 
 
-def _read_tensors(path: pathlib.Path, info: MapsInfo, has_bias: Mapping[str, bool]) -> dict[str, Linear]:
+def _read_tensors(
+    path: pathlib.Path, info: MapsInfo, described: Mapping[str, tuple[tuple[int, ...], bool]]
+) -> dict[str, Linear]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             written = (file.metadata() or {}).get("info")
@@ -212,8 +217,14 @@ def _read_tensors(path: pathlib.Path, info: MapsInfo, has_bias: Mapping[str, boo
         raise FileNotFoundError(f"{path} not found: expected it beside maps.json.") from None
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is truncated or damaged ({error}): fit the maps again, or copy it anew.") from None
-    expected = has_bias.keys() | {f"{name}.bias" for name in has_bias if has_bias[name]}
-    if tensors.keys() != expected or (written is not None and written != json.dumps(dataclasses.asdict(info))):
+    expected = described.keys() | {f"{name}.bias" for name, (_, bias) in described.items() if bias}
+    if (
+        tensors.keys() != expected
+        or written not in (None, json.dumps(dataclasses.asdict(info)))
+        or any(tensors[name].shape != shape for name, (shape, _) in described.items())
+    ):
         raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")
+    if wrong := [name for name, values in tensors.items() if not jnp.issubdtype(values.dtype, jnp.floating)]:
+        raise ValueError(f"{wrong[0]!r} in {path} is {tensors[wrong[0]].dtype}; expected floating-point numbers.")
     arrays = {name: jnp.asarray(values) for name, values in tensors.items()}
-    return {name: Linear(arrays[name], arrays.get(f"{name}.bias")) for name in has_bias}
+    return {name: Linear(arrays[name], arrays.get(f"{name}.bias")) for name in described}

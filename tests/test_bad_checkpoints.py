@@ -232,3 +232,8 @@ def test_a_git_lfs_pointer_says_so(gpt2, tmp_path):
 def test_an_epsilon_of_a_norm_is_above_zero(gpt2, tmp_path):
     with pytest.raises(ValueError, match=r"layer_norm_epsilon=-1\.0 should be above 0"):
         load_model(hf.rewrite(tmp_path, gpt2, layer_norm_epsilon=-1))
+
+
+def test_many_more_blocks_than_tensors_are_refused_at_once(gpt2, tmp_path):
+    with pytest.raises(ValueError, match="1000000 blocks, but"):
+        load_model(hf.rewrite(tmp_path, gpt2, n_layer=1_000_000))

@@ -123,7 +123,7 @@ def test_truncated_file_is_one_clear_sentence(saved, name, keep):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"maps": 3}', '{"maps": {"mat.0.1": {}}}', '{"maps": {}, "surplus": 1}']
+    "content", [pytest.param("[" * 100_000, id="deep"), "[]", "{}", '{"maps": 3}', '{"maps": {"mat.0.1": {}}}', '{"maps": {}, "surplus": 1}']
 )
 def test_json_of_something_else_is_refused(saved, content):
     (saved / "maps.json").write_text(content)
@@ -144,6 +144,21 @@ def test_files_of_two_runs_do_not_mix(saved, tmp_path_factory):
     (other / "maps.json").rename(saved / "maps.json")
     with pytest.raises(ValueError, match="not written together"):
         load_maps(saved)
+
+
+def test_a_map_that_is_not_what_the_json_says_is_refused(saved):
+    content = json.loads((saved / "maps.json").read_text())
+    content["maps"]["mat.0.2"]["shape"] = [7, 9]
+    (saved / "maps.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="not written together"):
+        load_maps(saved)
+
+
+@pytest.mark.parametrize(("W", "message"), [(np.full((4, 4), np.nan), "NaN"), (np.eye(4, dtype=np.int32), "int32")])
+def test_maps_are_finite_floats(tmp_path, W, message):
+    save_maps(tmp_path, {"mat.0.1": Linear(W)}, INFO)
+    with pytest.raises(ValueError, match=message):
+        load_maps(tmp_path)
 
 
 def test_bias_of_the_wrong_length_is_refused(tmp_path):

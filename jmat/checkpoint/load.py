@@ -85,7 +85,7 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
             folder, local_files_only=True, trust_remote_code=False, **inside
         )
     except Exception as error:
-        raise ValueError(f"the tokenizer in {folder} does not load: {_first_line(error)}") from None
+        raise ValueError(f"the tokenizer in {folder} does not load: {_one_line(error)}") from None
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
@@ -109,6 +109,10 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         ) from None
     except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise FileNotFoundError(f"{elsewhere}, and the hub says: {_first_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _first_line(error: Exception) -> str:

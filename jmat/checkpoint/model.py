@@ -51,6 +51,9 @@ def load_model(
         config, opened = config_from_hf(hf, ignore_config), contextlib.nullcontext(files)
     family = FAMILIES[config.family]
     with opened as files:
+        if config.layers > len(files.shapes):  # before anything of that size is made
+            what = f"{config.layers} blocks, but {len(files.shapes)} tensors in all"
+            raise ValueError(f"{folder} does not fit its config.json: {what}.")
         names = _our_names(files, family)
         config = _settle_head(config, family, names, files)
         model = jax.eval_shape(lambda: build(config, nnx.Rngs(0)))

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -190,12 +191,18 @@ def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
     import torch
 
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings(action="ignore"):
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         raise ValueError(
             f"{path} is corrupt or holds more than tensors ({type(error).__name__}): it was not loaded, and no code of "
             "it was run; ask its author for safetensors."
         ) from None
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise ValueError(f"{path} is not a table of named tensors; it was not loaded.")
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str)
+        and isinstance(value, torch.Tensor)
+        and (value.layout, value.device.type) == (torch.strided, "cpu")  # not sparse, and it has values
+        for name, value in tensors.items()
+    ):
+        raise ValueError(f"{path} is not a table of named dense tensors; it was not loaded.")
     return tensors
