@@ -130,14 +130,8 @@ def test_a_pickle_runs_no_code(gpt2, tmp_path, new):
 
 def test_a_pickle_of_something_else_is_refused(gpt2, tmp_path):
     gpt2.config.save_pretrained(tmp_path)
-    odd = torch.eye(2).to_sparse(), torch.zeros(1, device="meta")
-    for content in (
-        {"state_dict": {}},
-        [torch.zeros(1)],
-        torch.zeros(1),
-        {3: torch.zeros(1)},
-        *({"a": x} for x in odd),
-    ):
+    odd = {"a": torch.eye(2).to_sparse()}, {"a": torch.zeros(1, device="meta")}, {3: torch.zeros(1)}
+    for content in ({"state_dict": {}}, [torch.zeros(1)], torch.zeros(1), *odd):
         torch.save(content, tmp_path / "pytorch_model.bin")
         with pytest.raises(ValueError, match="is not a table of named dense tensors"):
             load_model(tmp_path)

@@ -123,7 +123,15 @@ def test_truncated_file_is_one_clear_sentence(saved, name, keep):
 
 
 @pytest.mark.parametrize(
-    "content", [pytest.param("[" * 100_000, id="deep"), "[]", "{}", '{"maps": 3}', '{"maps": {"mat.0.1": {}}}', '{"maps": {}, "surplus": 1}']
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"maps": 3}',
+        '{"maps": {"mat.0.1": {}}}',
+        '{"maps": {}, "surplus": 1}',
+        pytest.param("[" * 99_999, id="deep"),
+    ],
 )
 def test_json_of_something_else_is_refused(saved, content):
     (saved / "maps.json").write_text(content)
