@@ -1,10 +1,12 @@
 """What is a model worth, whole or pruned, on text and on questions with given answers?
 
-    python -m experiments.tasks --model=runs/prune-gpt2-docs/model --text=docs.txt --tasks=arc_easy.jsonl,copa.jsonl
+    python -m experiments.tasks --model=runs/prune-gpt2-docs/model --text=docs.txt --tasks=mine.jsonl
+    python -m experiments.tasks --model=gpt2 --tasks=arc_easy,copa
 
-Perplexity of every text file (one sentence or paragraph a line), and accuracy on every task: a JSONL file with one
-question a line, `{"question" or "context": text, "choices": [texts], "answer": index}` (see `jmat.tasks`), answered by
-the choice of highest log-likelihood, as it is and per character. Causal models only; --model also takes what
+Perplexity of every text file (one sentence or paragraph a line), and accuracy on every task: one of the hub by name
+(arc_easy, arc_challenge, boolq, cb, copa, rte, hellaswag; needs the extra `hub`), or a JSONL file with one question a
+line, `{"question" or "context": text, "choices": [texts], "answer": index}` (see `jmat.tasks`), answered by the choice
+of highest log-likelihood, as it is and per character. Causal models only; --model also takes what
 `experiments.prune --save` wrote, with maps or without. Prints a table and writes results.json. Seconds for a small
 model and a few hundred lines. Chance is 1 / choices: a small model is hardly above it, and a pruned one should not
 fall to it.
@@ -19,7 +21,7 @@ from jmat.results import format_table, write_results
 from jmat.tasks import check_causal, read_task, task_rows, text_rows
 
 _TEXT = flags.DEFINE_list("text", [], "Text files, one sentence or paragraph a line: perplexity.")
-_TASKS = flags.DEFINE_list("tasks", [], "JSONL files of multiple-choice questions: accuracy.")
+_TASKS = flags.DEFINE_list("tasks", [], "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
 for name in ("model", "revision", "dtype", "ignore_config", "seed", "tokens_per_batch", "out", "overwrite"):
     flags.declare_key_flag(name)
 
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     if not _TEXT.value and not _TASKS.value:
-        raise ValueError("nothing to measure: give text files with --text, or JSONL files with --tasks.")
+        raise ValueError("nothing to measure: give text files with --text, or tasks with --tasks.")
     texts = {path: text_sentences(path) for path in _TEXT.value}
     tasks = {path: read_task(path) for path in _TASKS.value}
     if FLAGS.shard_parameters:

@@ -1,13 +1,13 @@
-"""What a causal model can do: perplexity on a text, and multiple-choice tasks from a local file.
+"""What a causal model can do: perplexity on a text, and multiple-choice tasks from a local file or the hub.
 
-A task is a JSONL file, one question a line:
+A task is one of `jmat.data.hub_tasks` by name, or a JSONL file, one question a line:
 
     {"question": "What melts ice?", "choices": ["heat", "shade"], "answer": 0}
     {"context": "The lamp was on because", "choices": ["it was dark.", "it was day."], "answer": 0}
 
 A `question` is asked as `Question: …\\nAnswer:`, a `context` is simply continued; a space stands before each choice.
 The answer is the choice of highest log-likelihood, as it is (`accuracy`), or per character (`accuracy_norm`), as in the
-LM Evaluation Harness. ARC, BoolQ, COPA and their like are written so in a few lines of Python.
+LM Evaluation Harness.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from numpy import ndarray
 
 from jmat.capture import padding_mask
 from jmat.data.examples import Split, check_tokens
+from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
 from jmat.forward import logits, run
 from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
@@ -48,12 +49,17 @@ class Passage:
     scored_from: int
 
 
-def read_task(path: str | pathlib.Path) -> list[Question]:
-    """The questions of a JSONL file. Raises what `jmat.data.json_lines.read_json_lines` does."""
+def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
+    """The questions of a task of the hub (`jmat.data.hub_tasks.TASKS`), or of a JSONL file.
+
+    Raises what `jmat.data.hub_tasks.hub_task` and `jmat.data.json_lines.read_json_lines` do.
+    """
+    if name_or_path in TASKS:
+        return [_question(fields) for fields in hub_task(str(name_or_path))]
     expected = (
         '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
     )
-    return read_json_lines(path, _question, expected)
+    return read_json_lines(name_or_path, _question, expected)
 
 
 def _question(fields: Mapping[str, Any]) -> Question:

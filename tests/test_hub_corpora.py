@@ -168,7 +168,7 @@ def test_unreachable_hub_is_one_sentence():
 
 
 def test_corpus_finds_hub_names(monkeypatch):
-    monkeypatch.setattr(hub_corpora, "_stream", lambda name: Hub())
+    monkeypatch.setattr(hub_corpora, "stream", lambda name, columns: Hub())
     monkeypatch.setattr(hub_corpora, "_sentencex", lambda name: split_text)
     fit, held_out = corpus.fit_eval("wikipedia", 30, 15, 0)
     assert not documents_of(fit) & documents_of(held_out)

@@ -107,7 +107,8 @@ def hub_fit_eval(
       ConnectionError: the hub cannot be read.
     """
     source = _source(name)
-    open_file, split_text = open_file or _stream(name), split_text or _sentencex(name)
+    open_file = open_file or stream(f"corpus {name}", columns=["text"])
+    split_text = split_text or _sentencex(name)
     random, seen = np.random.default_rng(seed), set[str]()
     documents = _documents(name, source, random, open_file)
     parts = [_take(documents, count, seen, random, split_text) for count in (num_fit, num_eval)]
@@ -158,21 +159,26 @@ def hub_examples(
 def _documents(name: str, source: Source, random: np.random.Generator, open_file: OpenFile) -> Iterator[str]:
     """Documents of some files, drawn at random, one from each in turn."""
     shards = random.permutation(source.shards)[:_FILES]
-    streams = [_articles(_rows(name, source.address(int(shard)), open_file), source.row_is) for shard in shards]
+    streams = [_articles(_texts(name, source.address(int(shard)), open_file), source.row_is) for shard in shards]
     for documents in itertools.zip_longest(*streams):
         yield from (document for document in documents if document is not None)
 
 
-def _rows(name: str, address: str, open_file: OpenFile) -> Iterator[str]:
-    """The texts of a file. Whatever goes wrong while it is read is the network's or the hub's."""
+def _texts(name: str, address: str, open_file: OpenFile) -> Iterator[str]:
+    advice = "offline, use --corpus=docs, a text file, or --examples prepared elsewhere"
+    for row in rows(f"corpus {name}", address, open_file, advice):
+        yield row["text"] or ""
+
+
+def rows(what: str, address: str, open_file: OpenFile, advice: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file. Whatever goes wrong while it is read is the network's or the hub's: a ConnectionError."""
     try:
-        for row in open_file(address):
-            yield row["text"] or ""
+        yield from open_file(address)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ConnectionError(
-            f"corpus {name} cannot be read from {address} ({type(error).__name__}: {reason}). It needs the network, and"
-            " HF_HUB_OFFLINE unset; offline, use --corpus=docs, a text file, or --examples prepared elsewhere."
+            f"{what} cannot be read from {address} ({type(error).__name__}: {reason}). It needs the network, and"
+            f" HF_HUB_OFFLINE unset; {advice}."
         ) from None
 
 
@@ -250,19 +256,18 @@ def _source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _needs_extra(name: str) -> ValueError:
-    return ValueError(
-        f"corpus {name} comes from the Hugging Face hub and needs the extra `hub`: pip install 'jmat[hub]'."
-    )
+def _needs_extra(what: str) -> ValueError:
+    return ValueError(f"{what} comes from the Hugging Face hub and needs the extra `hub`: pip install 'jmat[hub]'.")
 
 
-def _stream(name: str) -> OpenFile:
+def stream(what: str, columns: list[str] | None = None) -> OpenFile:
+    """Reads files of the hub row by row; `what` is for the error where the extra is not installed."""
     try:
         import datasets
     except ImportError:
-        raise _needs_extra(name) from None
+        raise _needs_extra(what) from None
     return lambda address: datasets.load_dataset(
-        "parquet", data_files=address, split="train", streaming=True, columns=["text"]
+        "parquet", data_files=address, split="train", streaming=True, columns=columns
     )
 
 
@@ -270,7 +275,7 @@ def _sentencex(name: str) -> SplitText:
     try:
         import sentencex
     except ImportError:
-        raise _needs_extra(name) from None
+        raise _needs_extra(f"corpus {name}") from None
     return lambda paragraph: sentencex.segment("en", paragraph)
 
 
@@ -279,7 +284,7 @@ def _rules(name: str, by_sentencex: bool) -> str:
     try:
         version = importlib.metadata.version("sentencex") if by_sentencex else ""
     except importlib.metadata.PackageNotFoundError:
-        raise _needs_extra(name) from None
+        raise _needs_extra(f"corpus {name}") from None
     code = [Path(file).read_text("utf-8") for file in (__file__, Path(__file__).with_name("sampling.py"))]
     return _digest("\n".join([version, *code]))
 
