@@ -55,12 +55,15 @@ class Linear:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """`y = value` whatever x is, for `value [E]`: with the mean over examples, mean ablation."""
+    """`y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for each place.
+
+    With the mean over examples it is mean ablation; with the activations of another run, activation patching.
+    """
 
     value: Any
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        return jnp.broadcast_to(self.value.astype(x.dtype), (*x.shape[:-1], *self.value.shape))
+        return jnp.broadcast_to(self.value.astype(x.dtype), (*x.shape[:-1], self.value.shape[-1]))
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["width"])

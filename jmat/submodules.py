@@ -4,6 +4,7 @@ A part's map goes from the part's input to its output, before the residual add, 
 block (BERT) `attn` reads the block's input and `ln_1` the sum after attention.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jmat.capture import capture, examples_of, padding_mask, reading_batches, st
 from jmat.data.batching import Batch
 from jmat.data.examples import Examples, Split
 from jmat.forward import run
-from jmat.maps import Linear, Zero
+from jmat.maps import Constant, Linear
 from jmat.progress import track
 from jmat.r2 import Resamples, pair_rows
 from jmat.regression import lstsq
@@ -109,21 +110,40 @@ def ablate_heads(
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
     """h_L with one attention head of one block replaced by its map (`mat_head.{h}`) or removed (`no_head.{h}`).
 
-    A head's map goes from the input of `attn` to the head's output, before the output projection.
+    A head's map goes from the input of `attn` to the head's output, before the output projection. The other heads'
+    outputs do not change, so each block's are computed once, and one program serves all heads of all blocks.
     """
-    L, H, K = model.config.layers, model.config.heads, model.config.head_width
-    plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {}
+    L, H, D = model.config.layers, model.config.heads, model.config.width
     settings: dict[str, Any] = {"mask_token": mask_token, "tokens_per_batch": tokens_per_batch}
-    for i in track(range(L), None if progress is None else f"fit {progress}"):
-        heads = [f"block.{i}.attn.head.{h}" for h in range(H)]
-        keep = (f"block.{i}.attn.in", *heads)
-        acts = capture(model, examples.fit, keep, stop=i + 1, **settings)
-        solution = lstsq(acts[keep[0]], np.concatenate([acts[head] for head in heads], axis=1))
-        for h in range(H):
-            linear = Linear(solution.weights[:, h * K : (h + 1) * K])
-            plans.setdefault(f"mat_head.{h}", {})[i] = {(f"attn.head.{h}", i): linear}
-            plans.setdefault(f"no_head.{h}", {})[i] = {(f"attn.head.{h}", i): Zero(K)}
-    return ablate(model, examples.eval, plans, progress=progress, **settings)
+    keep = [(f"block.{i}.attn.in", *(f"block.{i}.attn.head.{h}" for h in range(H))) for i in range(L)]
+    maps: list[Any] = []
+    for sites in track(keep, None if progress is None else f"fit {progress}"):
+        acts = capture(model, examples.fit, sites, stop=len(maps) + 1, **settings)
+        maps.append(lstsq(acts[sites[0]], np.concatenate([acts[head] for head in sites[1:]], axis=1)).weights)
+    kinds = [(f"{kind}_head.{h}", kind, h) for kind in ("mat", "no") for h in range(H)]
+    finals = {(name, i): np.empty((examples.eval.num_examples, D), np.float32) for name, *_ in kinds for i in range(L)}
+    plan = hosts.share(reading_batches(model.config, examples.eval, mask_token, tokens_per_batch))
+    for batch, mask, read_at in _with_masks(plan, progress):
+        streams, real = _streams(model, batch.tokens, mask), batch.examples >= 0
+        for i in range(L):
+            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], mask=mask)[1].values()
+            heads = jnp.concatenate(parts, axis=-1)
+            stand_ins = {"mat": Linear(maps[i])(read), "no": jnp.zeros_like(heads)}
+            for name, kind, h in kinds:
+                attn = _with_head(model.blocks[i].attn.o, heads, stand_ins[kind], h, width=model.config.head_width)
+                attn = gather(attn, read_at) if i == L - 1 else attn  # the last block runs on these positions alone
+                value = run_from(model, streams[i], i, {f"block.{i}.attn": Constant(attn)}, mask, read_at)
+                finals[name, i][batch.examples[real]] = np.asarray(value, np.float32)[real]
+    for final in finals.values():
+        hosts.fill_in(final, examples_of(plan))
+    return finals
+
+
+@functools.partial(jax.jit, static_argnames=("width",))
+def _with_head(project: Any, heads: jax.Array, stand_ins: jax.Array, h: Any, *, width: int) -> jax.Array:
+    """What attention returns where head h is as in `stand_ins`; all heads' outputs lie side by side."""
+    ours = jnp.arange(heads.shape[-1]) // width == h
+    return project(jnp.where(ours, stand_ins.astype(heads.dtype), heads))
 
 
 def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples) -> list[dict[str, Any]]:

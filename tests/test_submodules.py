@@ -8,7 +8,7 @@ from jmat import forward, models
 from jmat.capture import capture, stream_sites
 from jmat.data.examples import Examples, Split
 from jmat.jumps import evaluate, metric_rows
-from jmat.maps import Identity
+from jmat.maps import Identity, Zero
 from jmat.r2 import resamples
 from jmat.sites import SUBMODULES
 from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially
@@ -111,6 +111,12 @@ def test_heads_replaced_one_at_a_time(setting):
     for name, block in finals:
         changed = np.abs(finals[name, block] - held_out["block.1"]).max()
         assert changed > 1e-3, name
+    split, K = examples.eval, WIDTH // 2
+    for h, block in ((0, 0), (1, 1)):  # one sentence at a time, with the head's own site replaced
+        for row in (0, 7, 23):
+            tokens = split.tokens[split.starts[row] :][: split.positions[row] + 1]
+            x = forward.run(model, tokens[None], sites={f"block.{block}.attn.head.{h}": Zero(K)})[0][0, -1]
+            np.testing.assert_allclose(finals[f"no_head.{h}", block][row], x, atol=1e-5)
     mapped = sum(np.square(finals[f"mat_head.{h}", 0] - held_out["block.1"]).sum() for h in range(2))
     removed = sum(np.square(finals[f"no_head.{h}", 0] - held_out["block.1"]).sum() for h in range(2))
     assert mapped < removed
