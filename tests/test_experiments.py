@@ -30,7 +30,7 @@ SCRIPTS = (
 )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_layer_jump(tmp_path, family):
     printed, _ = run("layer_jump", *on(family, tmp_path))
     figures = json.loads((REFERENCE / family / "figures.json").read_text())["rows"]
@@ -46,6 +46,7 @@ def test_layer_jump(tmp_path, family):
     assert str(tmp_path) in printed
 
 
+@pytest.mark.slow
 def test_submodule_ablation_and_subsets(tmp_path):
     run("submodule_ablation", *on("gpt2", tmp_path, maps="mat_attn,mat_ffn", layers="1,3"))
     rows = [row for row in rows_of(tmp_path) if row["map"] in ("mat_attn", "mat_ffn")]
@@ -55,6 +56,7 @@ def test_submodule_ablation_and_subsets(tmp_path):
     assert {row["metric"] for row in rows} >= {"recall@5", "kl", "perplexity"}
 
 
+@pytest.mark.slow
 def test_early_exit_reports_cost_and_calibration(tmp_path):
     printed, _ = run("early_exit", *on("gpt2", tmp_path, timing_examples=4))
     rows = rows_of(tmp_path)

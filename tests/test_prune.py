@@ -222,6 +222,7 @@ def test_masked_models_predict_what_is_masked(bert, bert_examples):
     assert sums["cut"].kl.mean() > 0.01
 
 
+@pytest.mark.slow
 def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text):
     kl, said, losses = {}, [], []
     for method in METHODS:
