@@ -33,7 +33,7 @@ _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, 
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
 _CORPUS = flags.DEFINE_string("corpus", "docs", "The corpus that they were trained on.")
 _ORDER = flags.DEFINE_integer("order", 5, "Order of the n-gram.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Draws the tokens to predict and the sampled continuations.")
+_SEED = flags.DEFINE_integer("seed", 0, "Draws the tokens to predict and the sampled continuations.", lower_bound=0)
 _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.json.")
 _PROMPTS = ("Return the", "If the file", "This function", "The shape of", "Raises an error")
 _ROWS = 32  # in one forward pass

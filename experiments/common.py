@@ -39,7 +39,7 @@ flags.DEFINE_string(
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
 flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
 flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.")
+flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.", lower_bound=0)
 flags.DEFINE_enum(
     "protocol",
     "din2023",
@@ -244,8 +244,8 @@ def own_flags() -> dict[str, Any]:
     Raises ValueError for a number that is not finite.
     """
     skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
-    given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0]) if flag.name not in skip}
+    given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
     for name, value in given.items():
         if isinstance(value, float) and not np.isfinite(value):
             raise ValueError(f"--{name}={value}: expected a finite number.")
-    return given
+    return {name: value for name, value in given.items() if name not in skip}

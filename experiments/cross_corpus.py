@@ -12,6 +12,7 @@ the bundled models; time grows with the square of the number of corpora.
 """
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,12 +46,13 @@ _LAYERS = flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    asked = whole_numbers(_SIZES.value)
     jobs = one_job_each(_CORPORA.value or [common.FLAGS.examples or common.FLAGS.corpus])
     job = next(iter(jobs.values()))
     L, seed = job.model.config.layers, job.config["seed"]
     layers = [*(layer for layer in common.layer_choices(_LAYERS.value, L) if layer < L), L]
     smallest = min(each.examples.fit.num_examples for each in jobs.values())
-    sizes = check_sizes(whole_numbers(_SIZES.value), smallest)
+    sizes = check_sizes(asked, smallest)
     sites = {layer: stream_sites(L)[layer] for layer in layers}
     fits, held_out = [], {}
     for corpus, each in jobs.items():
@@ -80,7 +82,7 @@ def main(argv: list[str]) -> None:
 
 def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
-    if len(set(corpora)) < len(corpora):
+    if len({os.path.realpath(corpus) for corpus in corpora}) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
     job = common.start("cross_corpus", many_hosts=True)
     return {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}

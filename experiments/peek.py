@@ -81,7 +81,7 @@ def without_gap(text: str, tokenizer: Any, masked: bool) -> str:
 def saved_maps(job: common.Job, folder: str, layers: list[int]) -> dict[int, Linear]:
     """The maps of a folder from the layers to the final one; refused if they are another model's."""
     config = job.model.config
-    maps, _ = load_maps(folder, model_hash=job.maps_info().model_hash, width=config.width)
+    maps, _ = load_maps(folder, model_hash=job.model_hash, width=config.width)
     names = {layer: f"mat.{layer}.{config.layers}" for layer in layers if layer < config.layers}
     if missing := [name for name in names.values() if name not in maps]:
         raise ValueError(f"{folder} has no map {missing[0]}; expected what experiments.layer_jump saves.")

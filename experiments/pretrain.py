@@ -60,7 +60,7 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "average_checkpoints": flags.DEFINE_integer(
         "average_checkpoints", 1, "The model is the mean of the last so many checkpoints; it overfits less.",
         lower_bound=1),
-    "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks."),
+    "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks.", 0),
 }  # fmt: skip
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)

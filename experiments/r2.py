@@ -26,7 +26,7 @@ flags.adopt_module_key_flags(fitting)
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("r2", many_hosts=True)
+    job = common.start("r2", needs_head=False, many_hosts=True)
     statistics = fitting.read(job)
     streams = list(job.capture_eval(stream_sites(job.model.config.layers)).values())
     if not hosts.is_first():

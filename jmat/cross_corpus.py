@@ -18,7 +18,7 @@ from jmat.maps import Identity, Linear
 from jmat.metrics import r2_score
 from jmat.plots import draw, key, legend, line
 from jmat.progress import track
-from jmat.regression import lstsq
+from jmat.regression import factorise_each
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
 SIZES = (250, 500, 1000, 2000, 4000, 8000)
@@ -63,8 +63,10 @@ def fit_sizes(
     for n in track(list(sizes), progress):
         chosen = order[:n]
         maps, problem = {}, ""
-        for layer in sorted(streams.keys() - {final}):
-            solution = lstsq(streams[layer][chosen], streams[final][chosen], intercept=intercept)
+        layers = sorted(streams.keys() - {final})
+        sources = factorise_each([streams[layer][chosen] for layer in layers], intercept=intercept)
+        for layer, source in zip(layers, sources, strict=True):
+            solution = source.solve(streams[final][chosen], residual=False)
             maps[layer] = Linear(solution.weights, solution.bias)
             if not problem and int(solution.rank) < solution.weights.shape[0]:
                 problem = f"layer {layer}: {solution.describe()}"

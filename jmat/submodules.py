@@ -22,7 +22,7 @@ from jmat.forward import run
 from jmat.maps import Constant, Linear
 from jmat.progress import track
 from jmat.r2 import Resamples, pair_rows
-from jmat.regression import lstsq
+from jmat.regression import factorise_each, lstsq
 from jmat.sites import SUBMODULES, gather
 
 # What the paper replaces together, by the name of the resulting shortcut.
@@ -49,12 +49,12 @@ def fit_parts(
     progress: str | None = None,
 ) -> dict[tuple[str, int], Linear]:
     """One map a part and block, input → output, fitted on the unmodified model's activations (`part_sites`)."""
+    sites = {f"block.{i}.{part}": (part, i) for i in blocks for part in parts}
+    sources = factorise_each([acts[f"{site}.in"] for site in sites], intercept=intercept)
     maps = {}
-    for i in track(list(blocks), progress):
-        for part in parts:
-            site = f"block.{i}.{part}"
-            solution = lstsq(acts[f"{site}.in"], acts[site], intercept=intercept)
-            maps[part, i] = Linear(solution.weights, solution.bias)
+    for (site, key), source in zip(sites.items(), track(sources, progress, total=len(sites)), strict=True):
+        solution = source.solve(acts[site], residual=False)
+        maps[key] = Linear(solution.weights, solution.bias)
     return maps
 
 

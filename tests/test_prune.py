@@ -21,6 +21,7 @@ from jmat.prune.measure import compare_on_text, cost, quality_rows, time_per_tok
 from jmat.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
 from tests.scripts import on, rows_of, run
+from tests.test_reference import REFERENCE
 
 # Four blocks each, or what the case says; removed are the last block and, of longer ones, the second.
 SLIDING = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
@@ -238,6 +239,33 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
     maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
     distil(whole.model, one_batch, maps, steps=20, log=lambda step, loss: losses.append(loss), log_every=5)
     assert losses[-1] < 0.98 * losses[0]
+
+
+@pytest.mark.slow
+def test_blocks_chosen_by_kl_again_after_each_merge(whole, text):
+    how = plans.How(method="merge", score="kl", rescore=True, score_sentences=24)
+    (first, scored), (second, again) = plans.prune(whole, how, 2)
+    assert scored.after == ()
+    assert again.after == first.removed
+    assert first.removed == min(scored.scores, key=scored.scores.get)[:1] != (0,)
+    assert second.removed[:1] == first.removed
+    assert set(scored.scores) - set(again.scores) == {(first.removed[0], first.removed[0] + 1)}
+    sums = compare_on_text(whole.model, text, {k: p.sites(whole.model, "merge") for k, p in enumerate((first, second))})
+    assert 0 < sums[0].kl.mean() < sums[1].kl.mean()
+
+
+@pytest.mark.slow
+def test_masked_models_and_half_precision_are_pruned_and_healed(bert_examples):
+    split, text = small(bert_examples.fit, 200), whole_sentences(small(bert_examples.eval, 40), mask_token=4)
+    kl = {}
+    for dtype, method in (("float32", "map"), ("float32", "distil"), ("bfloat16", "map")):
+        masked = plans.teacher(jmat.load(REFERENCE / "bert", dtype=dtype)[0], split, mask_token=4)
+        how = plans.How(method=method, score="block_influence", distil_steps=15, kl_weight=0.1)
+        [(pruned, _)] = plans.prune(masked, how, 1)
+        sums = compare_on_text(masked.model, text, {0: pruned.sites(masked.model, method)})[0]
+        kl[dtype, method] = sums.kl.sum() / sums.predictions.sum()
+    assert kl["float32", "distil"] < kl["float32", "map"]
+    assert kl["bfloat16", "map"] == pytest.approx(kl["float32", "map"], rel=0.3)
 
 
 def test_merge_fits_the_contribution(whole):
