@@ -90,8 +90,8 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
 
 def whole_numbers(texts: Sequence[str]) -> list[int]:
     """The numbers of --sizes."""
-    if wrong := [text for text in texts if not text.isdecimal()]:
-        raise ValueError(f"--sizes has {wrong[0]!r}; expected whole numbers, such as 250,500,1000.")
+    if wrong := [text for text in texts if not text.isdecimal() or int(text) < 1]:
+        raise ValueError(f"--sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000.")
     return [int(text) for text in texts]
 
 

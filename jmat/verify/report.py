@@ -190,9 +190,10 @@ def format_report(report: Report) -> str:
     what = "logit" if "logits" in sites else "value of the last site (the model has no head)"
     lines.append(f"largest difference of a {what}: {report.largest:.2e}, over {report.tokens} tokens")
     lines.append(f"same most likely token: {100 * report.same_top_1:.1f} %") if "logits" in sites else None
+    last = "logits" if "logits" in sites else "values of the last site"
     why = {
-        "MATCH": f"the logits differ by no more than {TOLERANCE:g} of their standard deviation.",
-        "PRECISION": f"the logits differ by more than {TOLERANCE:g}, but no site by more than rounding explains.",
+        "MATCH": f"the {last} differ by no more than {TOLERANCE:g} of their standard deviation.",
+        "PRECISION": f"the {last} differ by more than {TOLERANCE:g}, but no site by more than rounding explains.",
         "WRONG": f"the first site that differs by more than tolerance and rounding explain is {report.first}.",
     }
     lines.append(f"{report.verdict}: {why[report.verdict]}")
