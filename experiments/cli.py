@@ -8,7 +8,7 @@ import absl.logging
 from absl import app
 
 from jmat import hosts
-from jmat.resume import EXIT_TERMINATED
+from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.snapshots import Terminated
 
 
@@ -29,7 +29,7 @@ def when_all_is_done(work: Callable[[], None]) -> None:
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback.
 
-    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15.
+    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15; one that Ctrl-C stopped, with 128 + 2.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -46,6 +46,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         except Terminated as stop:
             say(str(stop))
             hosts.leave(EXIT_TERMINATED)
+        except KeyboardInterrupt:
+            say("interrupted.")
+            hosts.leave(EXIT_INTERRUPTED)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

@@ -27,7 +27,7 @@ def usual_batch(devices: Sequence[jax.Device] | None = None) -> int:
     """Tokens in one forward pass that suit the devices (default: all local ones): 4,096 for each accelerator.
 
     On a CPU 1,024 in all: its caches hold a block's activations then. With 4,096 tokens the same products take a
-    quarter longer, much of it in the system, which hands out fresh memory for every array.
+    quarter to a third longer, much of it in the system, which hands out fresh memory for every array.
     """
     devices = devices or jax.local_devices()
     return 1024 if devices[0].platform == "cpu" else 4096 * len(devices)

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 State = TypeVar("State")
 
 _CHUNK = 2**26  # bytes that are compressed at once
-EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
 def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:

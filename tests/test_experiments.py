@@ -3,13 +3,15 @@
 import ast
 import json
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jmat.maps import load_maps
-from tests.scripts import ROOT, on, rows_of, run
+from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_reference import REFERENCE, WEIGHTS, check
 
 SCRIPTS = (
@@ -155,6 +157,19 @@ def test_few_examples_are_said_and_survived(tmp_path):
     np.savez(path, **{name: value[: cut.get(name)] for name, value in examples.items()})
     _, stderr = run("layer_jump", *on("gpt2", tmp_path / "out", examples=path))
     assert "rank 20 of 64: fewer examples than dimensions" in stderr
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
+    running = start("layer_jump", *on("gpt2", tmp_path))
+    while not (tmp_path / "run.json").exists():
+        time.sleep(0.01)
+    while not running.is_over():  # one can be lost in a callback, where Python drops exceptions
+        running.kill(signal.SIGINT)
+        time.sleep(0.5)
+    code, _, said = running.finish()
+    assert code == 130
+    assert said.splitlines()[-1] == "· interrupted."
+    assert "Traceback" not in said
 
 
 def test_help():
