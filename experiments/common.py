@@ -4,6 +4,7 @@ shown.
 
 import dataclasses
 import functools
+import importlib.util
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -249,3 +250,9 @@ def own_flags() -> dict[str, Any]:
         if isinstance(value, float) and not np.isfinite(value):
             raise ValueError(f"--{name}={value}: expected a finite number.")
     return {name: value for name, value in given.items() if name not in skip}
+
+
+def check_sklearn(what: str) -> None:
+    """Says what to install before anything long begins."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError(f"{what} needs scikit-learn: pip install 'jmat[probe]'.")

@@ -12,7 +12,8 @@ the tokens' errors, and which tokens are the least and the most linear.
 
 All tokens of all sentences are used, in two passes that store no activations. --protocol=jmat leaves out the first
 position (--skip_first) or, for masked models, special tokens; --tokens=sampled reads only the sampled positions.
---all_pairs adds every pair of layers, --revisions curves over training, --against the difference to another model. A
+--all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's activations (TwoNN; `pip install
+'jmat[probe]'`), --revisions curves over training, --against the difference to another model. A
 run that was killed goes on in the middle of the first pass when it is started again with the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on two CPU cores with the bundled
@@ -27,7 +28,7 @@ from absl import flags
 from experiments import cli, common, passes
 from jmat import hosts
 from jmat import linearity_report as report
-from jmat.capture import check_examples
+from jmat.capture import check_examples, stream_sites
 from jmat.checkpoint.load import load
 from jmat.data.packing import Batch
 from jmat.linearity import Labels, Measured, measure, part_pairs, step_pairs
@@ -40,6 +41,7 @@ flags.adopt_module_key_flags(passes)
 flags.DEFINE_bool("parts", True, "Also ln_1, attn, ln_2 and ffn of every block.")
 flags.DEFINE_bool("all_pairs", False, "All pairs of layers, not only neighbours.")
 flags.DEFINE_enum("tokens", "all", passes.TOKENS, "Which tokens are read: all, or the sampled positions.")
+flags.DEFINE_bool("intrinsic_dimension", False, "Also that of every layer at the sampled positions (scikit-learn).")
 flags.DEFINE_list("revisions", [], "Earlier checkpoints, in order: local folders, or revisions of the hub id --model.")
 flags.DEFINE_string("against", None, "Another model of the same shape and tokenizer, to be subtracted from --model.")
 
@@ -49,6 +51,8 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    if FLAGS.intrinsic_dimension:
+        common.check_sklearn("--intrinsic_dimension")
     job = common.start("linearity", needs_head=False, many_hosts=True)
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
@@ -63,6 +67,8 @@ def main(argv: list[str]) -> None:
     rows = report.linearity_rows(measured, labels, figures)
     rows += report.error_rows(measured, labels)
     rows += report.token_rows(measured, held_out, labels, decoder(job))
+    if FLAGS.intrinsic_dimension:
+        rows += report.dimension_rows(job.capture_eval(stream_sites(L)).values())
     for k, (name, model) in enumerate(others.items()):
         kept = passes.snapshots(job, f"revision-{k}", model)
         found = measure(model, *batches, labels, snapshots=kept, progress=f"{name}: ")
@@ -152,7 +158,7 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     print(format_table(parts, columns=("map",)))
     print("\nwhat the block adds against the stream, cosine between neighbours, anisotropy")
     streams = [row for row in own if row["map"] == "stream"]
-    print(format_table(steps + streams, columns=("metric",), metrics=tuple(report.GEOMETRY)))
+    print(format_table(steps + streams, columns=("metric",), metrics=(*report.GEOMETRY, "intrinsic_dimension")))
     for extreme in ("least_linear", "most_linear"):
         found = [row for row in own if row.get("extreme") == extreme][:8]
         words = ", ".join(f"{row['token']!r} {row['value']:.2g}" for row in found)

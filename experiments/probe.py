@@ -32,7 +32,7 @@ _AGAINST = flags.DEFINE_string("against", None, "A second model to probe: a bund
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    check_sklearn()
+    common.check_sklearn("probe")
     labelled = read_labelled(_LABELS.value) if _LABELS.value else None
     job = common.start("probe")
     rows = probe(job, job.model, job.tokenizer, labelled)
@@ -71,14 +71,6 @@ def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[di
     return probe_rows(
         fit, held_out, labels, classifier=_CLASSIFIER.value, groups=examples.eval.rows, seed=seed, progress="probe"
     )
-
-
-def check_sklearn() -> None:
-    """Says what to install before anything long begins."""
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
-        raise ValueError("probes need scikit-learn: pip install 'jmat[probe]'.") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a linearity run reports: rows of results.json with intervals, and figures drawn from these rows alone."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.data.examples import Split
+from jmat.intrinsic import intrinsic_dimension
 from jmat.linearity import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
 from jmat.moments import Pair
@@ -97,6 +98,16 @@ def difference_rows(
         _interval_row(labels[pair], f"{metric}_difference", values - theirs[pair, metric], n)
         for (pair, metric), values in mine.items()
     ]
+
+
+def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
+    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.intrinsic`)."""
+    rows = []
+    for layer, points in enumerate(streams):
+        value, low, high = intrinsic_dimension(points)
+        row = _row({"map": "stream", "layer": layer}, "intrinsic_dimension", value, len(points))
+        rows.append(row | {"low": low, "high": high})
+    return rows
 
 
 def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 
 from jmat import linearity_report as report
 from jmat.data.examples import Split
+from jmat.intrinsic import intrinsic_dimension
 from jmat.linearity import Measured, PerToken, measure, part_pairs, step_pairs
 from jmat.plots import plot_r2
 from jmat.results import write_results
@@ -195,12 +196,30 @@ def cut_examples(path, family, sentences):
     return arrays
 
 
+def test_intrinsic_dimension_is_that_of_the_surface():
+    random = np.random.default_rng(0)
+    for d in (1, 2, 5):
+        flat = random.uniform(size=(1500, d))
+        bent = np.concatenate([np.cos(flat), np.sin(flat), flat**2], axis=1) @ random.standard_normal((3 * d, 40))
+        value, low, high = intrinsic_dimension(np.concatenate([bent, bent[:100]]).astype(np.float32))
+        assert low < value < high
+        assert value == pytest.approx(d, rel=0.12)
+    with pytest.raises(ValueError, match="3 distinct points"):
+        intrinsic_dimension(np.eye(3)[[0, 1, 2, 2]])
+    with pytest.raises(ValueError, match="equally far"):
+        intrinsic_dimension(np.eye(6))
+
+
 @pytest.mark.slow
 def test_script(tmp_path):
     arrays = cut_examples(tmp_path / "few.npz", "gpt2", (150, 60))
     model, out = REFERENCE / "gpt2", tmp_path / "out"
     given = {"examples": tmp_path / "few.npz", "protocol": "jmat", "skip_first": 2, "all_pairs": True}
+    given |= {"intrinsic_dimension": True}
     printed, said = run("linearity", *on("gpt2", out, revisions=model, against=model, **given))
+    dimensions = [row for row in rows_of(out) if row["metric"] == "intrinsic_dimension"]
+    assert [row["layer"] for row in dimensions] == [0, 1, 2, 3, 4]
+    assert all(1 < row["low"] < row["value"] < row["high"] < 64 for row in dimensions)
     rows = rows_of(out)
     counts = {row["metric"]: row["n"] for row in rows if row["map"] == "attn"}
     assert counts["linearity"] == np.maximum(arrays["fit_lengths"] - 2, 0).sum()
