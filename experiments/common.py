@@ -222,7 +222,7 @@ def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
     """What a list flag names, each of it valid."""
     wrong = [name for name in given if name not in valid]
     if wrong or not given:
-        raise ValueError(f"--{flag} has {wrong[0] if wrong else 'nothing'!r}; choose from {', '.join(valid)}.")
+        raise ValueError(f"--{flag} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
     return list(given)
 
 

@@ -2,8 +2,9 @@
 
     python -m experiments.layer_jump --model=gpt2-docs
 
-For every layer l = 0..L: precision@k and recall@k (k = 1, 5, 10), surprisal and KL (nats) of the shortcut's prediction
-against the full model's, on held-out sentences, with 95 % intervals. Writes results.json, layer_jump.png and the maps.
+For every layer l = 0..L, against the full model on held-out sentences, with 95 % intervals: precision@k (the shortcut's
+top token is among the model's top k; k = 1, 5, 10), recall@k (the model's top token is among the shortcut's top k),
+surprisal (of the shortcut's top token, under the model, in nats) and KL (model ‖ shortcut, nats). Writes results.json, layer_jump.png and the maps.
 Expect `mat` far above `id` in the first half of the layers. Takes a minute or two on two CPU cores with the bundled
 model; gpt2 takes some ten minutes there.
 

@@ -163,8 +163,8 @@ class ConfigReader:
         return value
 
     def require(self, condition: bool, problem: str) -> None:
-        """Notes a problem that involves several fields."""
-        if not condition:
+        """Notes a problem that involves several fields, if each of them was sound by itself."""
+        if not condition and not self._problems:
             self._problems.append(problem)
 
     def finish(self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[Any, ...]] | None = None) -> None:

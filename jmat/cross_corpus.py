@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -137,14 +138,14 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
     most = max(row["n_fit"] for row in rows)
     metrics = ("precision@1", "precision@10", "r2")
     across = _corpora(rows)
-    down = [*across, None]
+    down, labels = [*across, None], _labels(across)
     found = {(r["metric"], r["fit_corpus"], r["eval_corpus"]): r["value"] for r in rows if r["n_fit"] in (0, most)}
 
     def fill(figure: Figure) -> None:
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
         for panel, metric in zip(panels, metrics, strict=True):
             grid = np.array([[found.get((metric, a, b), np.nan) for b in across] for a in down])
-            image = pair_map(panel, grid, [_short(name) if name else "id" for name in down], [*map(_short, across)])
+            image = pair_map(panel, grid, [*labels.values(), "id"], list(labels.values()))
             panel.set(title=metric, xlabel="evaluated on")
         panels[0].set_ylabel(f"fitted on {most:,} examples of")
         figure.colorbar(image, ax=list(panels), label="mean over layers (< 0 as 0)", shrink=0.85, pad=0.02)
@@ -172,6 +173,7 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
     """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
     rows = over_layers(results["rows"])
     corpora = _corpora(rows)
+    labels = _labels(corpora)
     metrics = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "r2, cut off at −1"}
     sizes = sorted({row["n_fit"] for row in rows if row["n_fit"]})
     ticks = [n for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True) if after >= 1.5 * n]
@@ -180,7 +182,7 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
     def fill(figure: Figure) -> None:
         panels = figure.subplots(len(corpora), len(metrics), squeeze=False, sharex=True, sharey="col")
         for across, evaluated in zip(panels, corpora, strict=True):
-            across[0].set_ylabel(f"on {_short(evaluated)}")
+            across[0].set_ylabel(f"on {labels[evaluated]}")
             for panel, metric in zip(across, metrics, strict=True):
                 mine = [r for r in rows if r["eval_corpus"] == evaluated and r["metric"] == metric]
                 for name, look in looks.items():
@@ -196,7 +198,7 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
             panel.minorticks_off()
         panels[0, 2].set_ylim(bottom=max(panels[0, 2].get_ylim()[0], -1))
         dotted = Line2D([], [], color="0.5", linestyle=":", label="id")
-        legend(figure, [*(key(f"fitted on {_short(name)}", look) for name, look in looks.items()), dotted])
+        legend(figure, [*(key(f"fitted on {labels[name]}", look) for name, look in looks.items()), dotted])
 
     draw(path, fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
 
@@ -205,6 +207,8 @@ def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["eval_corpus"] for row in rows))
 
 
-def _short(corpus: str) -> str:
-    """A file's name without its folder, for labels."""
-    return pathlib.PurePath(corpus).name
+def _labels(corpora: Iterable[str]) -> dict[str, str]:
+    """Files' names for figures: without their folders, unless two are alike."""
+    names = {corpus: pathlib.PurePath(corpus).name for corpus in corpora}
+    alike = Counter(names.values())
+    return {corpus: name if alike[name] == 1 else corpus for corpus, name in names.items()}

@@ -176,3 +176,12 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
     assert {"pairs.png", "learning_curve.png"} <= set(os.listdir(tmp_path / "out"))
     _, said = run("cross_corpus", *common, f"--corpora={corpora[0]},{corpora[0]}", code=1)
     assert "names a corpus twice" in said
+
+
+def test_files_of_one_name_are_told_apart_in_figures():
+    assert cross_corpus._labels(["docs", "a/x.txt", "b/x.txt", "c/y.txt"]) == {
+        "docs": "docs",
+        "a/x.txt": "a/x.txt",
+        "b/x.txt": "b/x.txt",
+        "c/y.txt": "y.txt",
+    }
