@@ -4,9 +4,9 @@
 
 For every layer l = 0..L, against the full model on held-out sentences, with 95 % intervals: precision@k (the shortcut's
 top token is among the model's top k; k = 1, 5, 10), recall@k (the model's top token is among the shortcut's top k),
-surprisal (of the shortcut's top token, under the model, in nats) and KL (model ‖ shortcut, nats). Writes results.json, layer_jump.png and the maps.
-Expect `mat` far above `id` in the first half of the layers. Takes a minute or two on two CPU cores with the bundled
-model; gpt2 takes some ten minutes there.
+surprisal (of the shortcut's top token, under the model, in nats) and KL (model ‖ shortcut, nats). Writes results.json,
+layer_jump.png and the maps. Expect `mat` far above `id` in the first half of the layers. Takes a minute or two on two
+CPU cores with the bundled model; gpt2 takes some ten minutes there.
 
 With --fit_tokens=all maps are fitted on every token of the fit sentences. Where activations of so many would not fit
 (--route), statistics of constant size take their place; such a run goes on where it was killed when it is started again

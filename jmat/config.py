@@ -164,7 +164,8 @@ class ConfigReader:
 
     def require(self, condition: bool, problem: str) -> None:
         """Notes a problem that involves several fields, if each of them was sound by itself."""
-        if not condition and not self._problems:
+        malformed = [found.partition("=")[0] for found in self._problems]
+        if not condition and not any(f"{name}=" in problem for name in malformed):
             self._problems.append(problem)
 
     def finish(self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[Any, ...]] | None = None) -> None:

@@ -212,6 +212,13 @@ def test_every_field_that_is_not_implemented_is_refused_by_name(family, fields, 
         load_model(tmp_path)
 
 
+def test_what_follows_from_a_malformed_field_is_not_reported(tmp_path):
+    transformers.GPT2Config(**CASES["gpt2"].fields).save_pretrained(tmp_path)
+    hf.rewrite_config(tmp_path, n_embd="24")
+    with pytest.raises(ValueError, match=r"config\.json: n_embd='24' should be a whole number above 0\.$"):
+        load_model(tmp_path)
+
+
 def test_all_refused_fields_are_reported_together(tmp_path):
     config = transformers.GPT2Config(**CASES["gpt2"].fields)
     config.save_pretrained(tmp_path)
