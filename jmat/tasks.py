@@ -65,6 +65,8 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
 def _question(fields: Mapping[str, Any]) -> Question:
     if "question" not in fields and "context" not in fields:
         raise ValueError("it has neither a question nor a context")
+    if "question" in fields and "context" in fields:
+        raise ValueError("it has both a question and a context")
     prompt = f"Question: {fields['question']}\nAnswer:" if "question" in fields else fields["context"]
     choices, answer = fields["choices"], fields["answer"]
     texts = [prompt, *choices] if isinstance(choices, list) else []
@@ -194,5 +196,9 @@ def _encode(tokenizer: Any, prompt: str, choice: str, limit: int) -> Passage:
     shared = 0
     while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
         shared += 1
+    if len(joined) - shared >= limit:
+        raise ValueError(
+            f"the choice {choice[:40]!r}… has {len(joined) - shared} tokens; the model reads {limit} in all."
+        )
     cut = max(len(joined) - limit, 0)
     return Passage(np.asarray(joined[cut:], np.int32), max(shared - cut, 1))

@@ -62,11 +62,11 @@ def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "a", "label": "x"}\nno json', "item 2 is not JSON"),
-        ('{"text": "a"}', "item 1: 'label' is missing"),
-        ('{"text": "", "label": "x"}', "item 1: the text"),
+        ('{"text": "a", "label": "x"}\nno json', "line 2 is not JSON"),
+        ('{"text": "a"}', "line 1: 'label' is missing"),
+        ('{"text": "", "label": "x"}', "line 1: the text"),
         ('{"text": "a", "label": "x"}\n\n', "has the labels"),
-        ("[1]", "item 1: this line is not a JSON object"),
+        ("[1]", "line 1: this line is not a JSON object"),
     ],
 )
 def test_bad_labels_are_refused(content, message, tmp_path):

@@ -94,8 +94,8 @@ def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
         ('{"context": "x", "choices": ["a"], "answer": 0}', "two or more"),
         ('{"context": "x", "choices": ["a", "b"], "answer": 2}', "answer=2 is no index of 2"),
         ('{"context": "x", "choices": ["a", ""], "answer": 1}', "none of them empty"),
-        ("[1]", "item 2"),
-        ("{", "item 2"),
+        ("[1]", "line 2"),
+        ("{", "line 2"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, says):

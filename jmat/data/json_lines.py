@@ -1,7 +1,8 @@
-"""Files of JSON lines that users write: what is wrong with one is said with the number of its item."""
+"""Files of JSON lines that users write: what is wrong with one is said with the number of its line."""
 
 import json
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,17 +23,19 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
       FileNotFoundError: there is no such file.
       ValueError: it is no UTF-8 text, holds nothing, or `parse` refuses one of its lines.
     """
+    text_sentences(path)  # for its checks
+    lines = enumerate(pathlib.Path(path).read_text("utf-8-sig").split("\n"), 1)
     items = []
-    for number, line in enumerate(text_sentences(path), 1):
+    for number, line in ((number, line) for number, line in lines if line.strip()):
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise ValueError("this line is not a JSON object")
             items.append(parse(fields))
         except json.JSONDecodeError:
-            raise ValueError(f"{path}, item {number} is not JSON; expected {expected}.") from None
+            raise ValueError(f"{path}, line {number} is not JSON; expected {expected}.") from None
         except KeyError as error:
-            raise ValueError(f"{path}, item {number}: {error} is missing; expected {expected}.") from None
+            raise ValueError(f"{path}, line {number}: {error} is missing; expected {expected}.") from None
         except ValueError as error:
-            raise ValueError(f"{path}, item {number}: {error}; expected {expected}.") from None
+            raise ValueError(f"{path}, line {number}: {error}; expected {expected}.") from None
     return items
