@@ -196,9 +196,7 @@ def _encode(tokenizer: Any, prompt: str, choice: str, limit: int) -> Passage:
     shared = 0
     while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
         shared += 1
-    if len(joined) - shared >= limit:
-        raise ValueError(
-            f"the choice {choice[:40]!r}… has {len(joined) - shared} tokens; the model reads {limit} in all."
-        )
+    if (size := len(joined) - shared) >= limit:
+        raise ValueError(f"the choice {choice[:40]!r}… has {size} tokens; the model reads {limit} in all.")
     cut = max(len(joined) - limit, 0)
     return Passage(np.asarray(joined[cut:], np.int32), max(shared - cut, 1))

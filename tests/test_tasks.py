@@ -71,6 +71,10 @@ def test_a_long_prompt_loses_its_beginning(loaded):
     passage = tasks._encode(tokenizer, prompt, choice, len(whole) - 2)
     assert passage.tokens.tolist() == whole[2:]
     assert passage.scored_from == len(alone) - 2
+    with pytest.raises(
+        ValueError, match=f"the choice 'seven'… has .* tokens; the model reads {len(whole) - len(alone)}"
+    ):
+        tasks._encode(tokenizer, prompt, choice, len(whole) - len(alone))
 
 
 def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
@@ -91,6 +95,7 @@ def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
     ("line", "says"),
     [
         ('{"choices": ["a", "b"], "answer": 0}', "neither a question nor a context"),
+        ('{"context": "x", "question": "y", "choices": ["a", "b"], "answer": 0}', "both a question and a context"),
         ('{"context": "x", "choices": ["a"], "answer": 0}', "two or more"),
         ('{"context": "x", "choices": ["a", "b"], "answer": 2}', "answer=2 is no index of 2"),
         ('{"context": "x", "choices": ["a", ""], "answer": 1}', "none of them empty"),
