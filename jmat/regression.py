@@ -127,7 +127,7 @@ def factorise(
     return Factors(X, Q, R, mean, spectrum, rank, condition, float(ridge) if ridge else None)
 
 
-def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N D"]], **how: Any) -> Iterator["Factors"]:
+def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: Any) -> Iterator["Factors"]:
     """`factorise` for several sources, in their order; takes its keywords.
 
     On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
@@ -135,7 +135,7 @@ def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N D"]], **how: A
     """
     x64 = jnp.result_type(float) == jnp.float64  # a setting of this thread, which others do not inherit
 
-    def work(X: Float[Array | np.ndarray, "N D"]) -> Factors:
+    def work(X: Any) -> Factors:
         with jax.enable_x64(x64):
             return jax.block_until_ready(factorise(X, **how))
 
