@@ -60,6 +60,7 @@ def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[di
     if labelled:
         size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": seed}
         examples, labels = labelled_examples(labelled[0], labelled[1], tokenizer, **size)
+        cli.say(f"{examples.fit.num_examples} labelled texts to fit on, {examples.eval.num_examples} to evaluate on")
     else:
         examples = job.examples if model is job.model else common.prepare_examples(model, tokenizer, job.source)
         splits = {"fit": examples.fit, "eval": examples.eval}

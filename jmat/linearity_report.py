@@ -136,9 +136,10 @@ def token_rows(
     means = np.bincount(kind, error) / often
     known = np.flatnonzero(often >= min(_OFTEN, often.max()))
     order = known[np.argsort(means[known], kind="stable")]
-    count = min(count, -(-len(order) // 2))  # no kind is at both ends
+    half = len(order) // 2  # no kind is at both ends
+    least, most = order[half:][::-1][:count], order[:half][:count]
     rows = []
-    for extreme, chosen in (("least_linear", order[::-1][:count]), ("most_linear", order[:count])):
+    for extreme, chosen in (("least_linear", least), ("most_linear", most)):
         for k in chosen:
             token = {"map": "mat", "extreme": extreme, "token": decode(int(ids[k])), "token_id": int(ids[k])}
             rows.append(_row(token, "token_error", means[k], int(often[k])))
