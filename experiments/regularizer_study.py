@@ -27,6 +27,7 @@ from experiments import cli
 from jmat.plots import plot_by_layer
 from jmat.regularizers import KINDS
 from jmat.results import claim_output_folder, format_table, read_results, write_results
+from jmat.study import BY_LAYER, MEASURES, reported
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
 _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of each but `none`.")
@@ -34,15 +35,6 @@ _PRETRAIN = flags.DEFINE_string("pretrain", "", "More flags of experiments.pretr
 _MEASURE = flags.DEFINE_string("measure", "", "More flags of the experiments that measure, such as --num_fit=2000.")
 _OUT = flags.DEFINE_string("out", "runs/regularizer_study", "Folder for results and for every step's own folder.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace what an earlier study with other flags left in --out.")
-
-# Experiment → the rows of its results that the study reports: metric → the map that they must be of.
-MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
-    "linearity": {"linearity": (), "linearity_without_residual": ()},
-    "probe": {"accuracy": ("ridge",)},
-    "layer_jump": {"precision@1": ("mat",)},
-    "early_exit": {"layers_saved@0.95": ("mat", "id", "mat - id")},
-}
-BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +60,7 @@ def main(argv: list[str]) -> None:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
     for row in rows:
         if "layer" not in row:
-            print(f"{row['map']:<16}{row['metric']:<28}{row['value']:.4f}")
+            print(f"{row['map']:<24}{row['metric']:<28}{row['value']:.4f}")
     print(f"wrote {out}/results.json, regularizer_study.png")
 
 
@@ -96,19 +88,6 @@ def step(experiment: str, out: pathlib.Path, given: list[str]) -> dict[str, Any]
             raise ValueError(f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on.")
         done.write_text(json.dumps(given))
     return read_results(out)
-
-
-def reported(name: str, results: dict[str, Any], wanted: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
-    """The rows to report, under the variant's name; where several maps are wanted, with the map's too."""
-    rows = []
-    for row in results["rows"]:
-        maps = wanted.get(row["metric"])
-        if maps is None or (maps and row["map"] not in maps) or row.get("confidence", "gap") != "gap":
-            continue
-        label = f"{name}, {row['map']}" if len(maps) > 1 else name
-        target = {"target": row.get("target", row["layer"])} if "layer" in row else {}
-        rows.append({**row, "map": label, "of": row.get("map"), **target})
-    return rows
 
 
 if __name__ == "__main__":

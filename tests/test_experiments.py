@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jmat.maps import load_maps
+from jmat.study import reported
 from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_reference import REFERENCE, WEIGHTS, check
 
@@ -189,3 +190,13 @@ def test_the_example_in_the_readme_runs(capsys):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
     exec(compile(code, "README.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_study_reports_one_figure_a_layer_and_metric():
+    wanted = {"linearity": ("mat",), "layers_saved@0.95": ("mat", "id")}
+    rows = [{"map": name, "layer": 0, "metric": "linearity", "value": 1.0} for name in ("mat", "ln_1", "ffn")]
+    rows += [{"map": name, "metric": "layers_saved@0.95", "value": 0.5, "confidence": "gap"} for name in ("mat", "id")]
+    rows += [{"map": "mat", "metric": "layers_saved@0.95", "value": 0.4, "confidence": "entropy"}]
+    found = [(row["map"], row["of"], row["metric"]) for row in reported("none", {"rows": rows}, wanted)]
+    saved = "layers_saved@0.95"
+    assert found == [("none", "mat", "linearity"), ("none, mat", "mat", saved), ("none, id", "id", saved)]

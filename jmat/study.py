@@ -1,0 +1,26 @@
+"""What a study of several variants of one model reports of each: some rows of the experiments that measured it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Experiment → the rows of its results that the study reports: metric → the map that they must be of.
+MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
+    "linearity": {"linearity": ("mat",), "linearity_without_residual": ("mat",)},
+    "probe": {"accuracy": ("ridge",)},
+    "layer_jump": {"precision@1": ("mat",)},
+    "early_exit": {"layers_saved@0.95": ("mat", "id", "mat - id")},
+}
+BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
+
+
+def reported(name: str, results: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The rows to report, under the variant's name; where several maps are wanted, with the map's too."""
+    rows = []
+    for row in results["rows"]:
+        maps = wanted.get(row["metric"], ())
+        if row.get("map") not in maps or row.get("confidence", "gap") != "gap":
+            continue
+        label = f"{name}, {row['map']}" if len(maps) > 1 else name
+        target = {"target": row.get("target", row["layer"])} if "layer" in row else {}
+        rows.append({**row, "map": label, "of": row.get("map"), **target})
+    return rows
