@@ -66,7 +66,7 @@ def plot_by_layer(
 
     Raises ValueError if there is nothing to draw for a metric.
     """
-    rows = [row for row in results["rows"] if {"layer", "target"} <= row.keys() and "." not in row["map"]]
+    rows = [row for row in results["rows"] if {"layer", "target"} <= row.keys() and "_head." not in row["map"]]
     rows = [row for row in rows if row["metric"] in metrics and row["value"] is not None]
     missing = set(metrics) - {row["metric"] for row in rows}
     if missing or not metrics:

@@ -77,8 +77,9 @@ def test_rows_without_intervals_values_or_of_single_heads(tmp_path, figure):
     rows = [{**row, "low": None, "high": None} for row in JUMPS if row["map"] == "mat"]
     rows[0] = {**rows[0], "value": None, "note": "no data"}
     rows += [{**rows[1], "map": "mat_head.3"}, {"metric": "precision@1", "value": 0.5}]
+    rows += [{**rows[1], "map": "cosine 0.5"}]
     plot_by_layer({"rows": rows}, ("precision@1",), tmp_path / "figure.png")
-    assert _legend(figure()) == ["mat"]
+    assert _legend(figure()) == ["mat", "cosine 0.5"]
     assert len(figure().axes[0].lines[0].get_xdata()) == L
     assert not figure().axes[0].collections
 
