@@ -17,7 +17,7 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - begin
 
 
-def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float = float("inf")) -> dict[str, list[float]]:
+def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float | int = float("inf")) -> dict[str, list[float]]:
     """Seconds of every call: each contender once, then each again, `repeats` times.
 
     Once `budget` seconds have gone by, no further round begins; the first one always runs.

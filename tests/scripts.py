@@ -22,7 +22,7 @@ _COUNT = itertools.count()
 
 # Reads a line of JSON for each request, and answers with one number.
 _SERVER = """
-import gc, importlib, json, os, pkgutil, resource, runpy, sys, traceback
+import gc, importlib, json, os, pkgutil, resource, runpy, signal, sys, traceback
 import matplotlib.pyplot
 from transformers import AutoTokenizer
 import jmat, experiments.cli
@@ -39,6 +39,7 @@ def start(arguments, output, largest_file):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(output, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is not there where the tests run in the background
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     sys.argv, code = arguments, 0
     try:
