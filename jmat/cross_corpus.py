@@ -60,14 +60,13 @@ def fit_sizes(
     """`mat` from every layer to the last, from so many examples each; the fewer are among the more."""
     final = max(streams)
     order = np.random.default_rng(seed).permutation(len(streams[final]))
-    fits = []
+    layers, fits = sorted(streams.keys() - {final}), []
     for n in track(list(sizes), progress):
         chosen = order[:n]
-        maps, problem = {}, ""
-        layers = sorted(streams.keys() - {final})
+        maps, problem, target = {}, "", streams[final][chosen]
         sources = factorise_each([streams[layer][chosen] for layer in layers], intercept=intercept)
         for layer, source in zip(layers, sources, strict=True):
-            solution = source.solve(streams[final][chosen], residual=False)
+            solution = source.solve(target, residual=False)
             maps[layer] = Linear(solution.weights, solution.bias)
             if not problem and int(solution.rank) < solution.weights.shape[0]:
                 problem = f"layer {layer}: {solution.describe()}"

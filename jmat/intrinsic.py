@@ -24,7 +24,7 @@ def intrinsic_dimension(points: Float[ndarray, "N D"]) -> tuple[float, float, fl
     n = len(distinct)
     if n < 4:
         raise ValueError(f"{n} distinct points: an intrinsic dimension needs four at least.")
-    nearest, second = (NearestNeighbors(n_neighbors=2).fit(distinct).kneighbors()[0]).T
+    nearest, second = NearestNeighbors(n_neighbors=2).fit(distinct).kneighbors()[0].T
     total = float(np.log(second / nearest).sum())
     if not total > 0:
         raise ValueError("every point's two nearest neighbours are equally far: there is no dimension to tell.")

@@ -102,8 +102,9 @@ def lstsq(
         raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example")
-    if jnp.asarray(Y).dtype == jnp.float64:
-        X = jnp.asarray(X, jnp.float64)
+    X, Y = jnp.asarray(X), jnp.asarray(Y)
+    if Y.dtype == jnp.float64:
+        X = X.astype(jnp.float64)
     return factorise(X, intercept=intercept, ridge=ridge, rcond=rcond).solve(Y)
 
 
@@ -121,7 +122,8 @@ def factorise(
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be in [0, 1), or None for the default, got {rcond}")
-    X = _checked("X", X, jnp.asarray(X).dtype)
+    X = jnp.asarray(X)
+    X = _checked("X", X, X.dtype)
     Q, R, mean, rank, condition = _factorise(X, rcond, intercept=intercept)
     spectrum = None if int(rank) == X.shape[1] else _spectrum(R, rcond)
     return Factors(X, Q, R, mean, spectrum, rank, condition, float(ridge) if ridge else None)

@@ -86,7 +86,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
         for now in states(done, state):
             state, done, stopped = now, done + 1, bool(received)
             due = time.monotonic() - last >= snapshots.every or (done == total and written)
-            if (due or stopped) and manager.latest_step() != done:
+            if due or stopped:
                 with _told_in_one_sentence(snapshots.folder):
                     manager.save(done, args=_Save(jax.tree.leaves(state)), custom_metadata=dict(snapshots.owner))
                 last, written = time.monotonic(), True

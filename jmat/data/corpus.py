@@ -136,7 +136,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def text_sentences(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a text file, one sentence or paragraph each, without the blank ones.
+    """The lines of a text file, one sentence or paragraph each, without the blank ones. Raises as `text_lines`."""
+    return [line for line in text_lines(path) if line]
+
+
+def text_lines(path: str | os.PathLike[str]) -> list[str]:
+    """All lines of a text file, without the space at their ends.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -153,7 +158,7 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
     if not any(lines):
         raise ValueError(f"{path} holds no text; expected one sentence or paragraph a line.")
-    return [line for line in lines if line]
+    return lines
 
 
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's

@@ -2,11 +2,10 @@
 
 import json
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jmat.data.corpus import text_sentences
+from jmat.data.corpus import text_lines
 
 Item = TypeVar("Item")
 
@@ -23,10 +22,10 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
       FileNotFoundError: there is no such file.
       ValueError: it is no UTF-8 text, holds nothing, or `parse` refuses one of its lines.
     """
-    text_sentences(path)  # for its checks
-    lines = enumerate(pathlib.Path(path).read_text("utf-8-sig").split("\n"), 1)
     items = []
-    for number, line in ((number, line) for number, line in lines if line.strip()):
+    for number, line in enumerate(text_lines(path), 1):
+        if not line:
+            continue
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
