@@ -9,7 +9,7 @@ from absl import app
 
 from jmat import hosts
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
-from jmat.snapshots import Terminated
+from jmat.streaming.snapshots import Terminated
 
 
 def say(message: str) -> None:

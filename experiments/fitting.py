@@ -8,17 +8,17 @@ from jax import local_device_count
 
 from experiments import cli, common, passes
 from jmat.capture import stream_sites
+from jmat.cost import statistics_bytes
 from jmat.jumps import fit_jumps
 from jmat.maps import Linear
-from jmat.moments import Moments
-from jmat.streamed_jumps import (
+from jmat.streaming.jumps import (
     choose_route,
     fit_jumps_to_moments,
     jump_pairs,
     memory_of_activations,
-    memory_of_moments,
 )
-from jmat.streaming import collect, stream_moments
+from jmat.streaming.moments import Moments
+from jmat.streaming.passes import collect, stream_moments
 
 flags.adopt_module_key_flags(passes)
 flags.DEFINE_enum(
@@ -73,7 +73,7 @@ def _route(job: common.Job, targets: str) -> str:
     sampled = FLAGS.fit_tokens == "sampled"
     count = split.num_examples if sampled else int(passes.tokens_read(job, split, "all").sum())
     activations = memory_of_activations(count, config.width, config.layers)
-    moments = memory_of_moments(config.width, config.layers, targets=targets, devices=local_device_count())
+    moments = local_device_count() * statistics_bytes(config, targets)  # every device has sums of its own
     route, why = choose_route(activations, moments)
     cli.say(f"route {route}: {why}")
     return route

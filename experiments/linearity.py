@@ -27,11 +27,11 @@ from absl import flags
 
 from experiments import cli, common, passes
 from jmat import hosts
-from jmat import linearity_report as report
 from jmat.capture import check_examples, stream_sites
 from jmat.checkpoint.load import load
 from jmat.data.packing import Batch
-from jmat.linearity import Labels, Measured, measure, part_pairs, step_pairs
+from jmat.linearity import report
+from jmat.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 from jmat.plots import plot_r2
 from jmat.results import format_table
 from jmat.sites import SUBMODULES

@@ -14,8 +14,8 @@ from jmat.checkpoint import parameters
 from jmat.data.examples import Split
 from jmat.data.packing import Batch
 from jmat.maps import model_hash
-from jmat.snapshots import Snapshots, discard
-from jmat.streaming import all_positions, packed_batches, sampled_positions
+from jmat.streaming.passes import all_positions, packed_batches, sampled_positions
+from jmat.streaming.snapshots import Snapshots, discard
 
 flags.DEFINE_float(
     "snapshot_every",

@@ -72,7 +72,7 @@ def streaming_cost(
     tokens_per_batch: int = 4096,
     bytes_per_value: int = 4,
 ) -> Cost:
-    """Of linear maps between layers from streaming moments (`jmat.streaming`, `jmat.from_moments`).
+    """Of linear maps between layers from streaming moments (`jmat.streaming`).
 
     Args:
         config: of the model.
@@ -135,7 +135,7 @@ def factorization_flops(config: ModelConfig) -> float:
 
 
 def moments_fit_flops(config: ModelConfig, targets: str) -> float:
-    """`jmat.from_moments.fit` for all sources: the factorisations, and three D × D products a pair."""
+    """`jmat.streaming.fit` for all sources: the factorisations, and three D × D products a pair."""
     return factorization_flops(config) + 6.0 * config.width**3 * pair_count(config, targets)
 
 
@@ -156,7 +156,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def statistics_bytes(config: ModelConfig, targets: str) -> int:
-    """`jmat.moments.Moments`, float64: a D × D matrix for every source and pair, three vectors and a count a site."""
+    """`Moments`, float64: a D × D matrix for every source and pair, three vectors and a count a site."""
     D, L = config.width, config.layers
     return 8 * (D**2 * (L + pair_count(config, targets)) + (3 * D + 1) * (L + 1))
 

@@ -18,11 +18,11 @@ from jmat.capture import capture, reading_batches, stream_sites
 from jmat.checkpoint import parameters
 from jmat.flops import block_flops
 from jmat.jumps import fit_jumps
-from jmat.linearity import step_pairs, stored_linearity
+from jmat.linearity.measure import step_pairs, stored_linearity
 from jmat.models import build
-from jmat.moments import zeros
-from jmat.streamed_jumps import fit_jumps_to_moments
-from jmat.streaming import stream_moments
+from jmat.streaming.jumps import fit_jumps_to_moments
+from jmat.streaming.moments import zeros
+from jmat.streaming.passes import stream_moments
 from jmat.timing import in_turn
 from tests.scripts import rows_of, run
 

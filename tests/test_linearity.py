@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from jmat import linearity_report as report
 from jmat.data.examples import Split
-from jmat.intrinsic import intrinsic_dimension
-from jmat.linearity import Measured, PerToken, measure, part_pairs, step_pairs
+from jmat.linearity import report
+from jmat.linearity.intrinsic import intrinsic_dimension
+from jmat.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from jmat.plots import plot_r2
 from jmat.results import write_results
-from jmat.streaming import all_positions, packed_batches
+from jmat.streaming.passes import all_positions, packed_batches
 from tests.families import BY_NAME
 from tests.hf import CASES, ours
 from tests.scripts import on, rows_of, run

@@ -6,8 +6,13 @@ import pytest
 from jmat.capture import capture, mask_positions, stream_sites
 from jmat.jumps import fit_jumps
 from jmat.maps import load_maps
-from jmat.streamed_jumps import choose_route, fit_jumps_to_moments, jump_pairs, memory_of_activations, memory_of_moments
-from jmat.streaming import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.streaming.jumps import (
+    choose_route,
+    fit_jumps_to_moments,
+    jump_pairs,
+    memory_of_activations,
+)
+from jmat.streaming.passes import all_positions, collect, packed_batches, sampled_positions, stream_moments
 from tests.scripts import on, rows_of, run
 from tests.test_linearity import cut_examples
 from tests.test_streaming import few, in_memory
@@ -48,8 +53,6 @@ def test_collected_activations_are_those_of_a_plain_forward_pass(gpt2, gpt2_exam
 def test_the_smaller_route_is_chosen_and_why():
     gpt2_xl = {"width": 1600, "layers": 48}
     assert memory_of_activations(9000, **gpt2_xl) == 4 * 9000 * 1600 * (49 + 2 * 8 + 1)
-    assert memory_of_moments(**gpt2_xl, targets="final", devices=4) == 4 * 8 * 1600**2 * 96
-    assert memory_of_moments(**gpt2_xl) == 8 * 1600**2 * (48 + 48 * 49 // 2)
     assert choose_route(10, 10)[0] == "memory"
     route, why = choose_route(4_100_000_000, 200_000_000)
     assert route == "streaming"

@@ -12,7 +12,7 @@ from jmat.forward import logits
 from jmat.jumps import evaluate
 from jmat.maps import Identity
 from jmat.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
-from jmat.streaming import stream_moments
+from jmat.streaming.passes import stream_moments
 from tests import hf
 from tests.families import BY_NAME
 from tests.test_every_family import sentences

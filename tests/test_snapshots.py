@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat import streaming
 from jmat.data.examples import Split
-from jmat.snapshots import Snapshots, Terminated, discard, go_on
-from jmat.streaming import all_positions, packed_batches, partial_moments
+from jmat.streaming import passes
+from jmat.streaming.passes import all_positions, packed_batches, partial_moments
+from jmat.streaming.snapshots import Snapshots, Terminated, discard, go_on
 from tests.scripts import kill_after, on, rows_of, start, steps
 from tests.test_linearity import cut_examples
 
@@ -107,7 +107,7 @@ def test_moments_go_on_with_the_same_bits_on_four_devices(gpt2, gpt2_examples, t
     split = Split(gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:60])
     batches = packed_batches(split, all_positions(split), tokens_per_batch=512, row_multiple=4)
     want = partial_moments(gpt2, batches, PAIRS)
-    kept, update, calls = Snapshots(tmp_path, 1e9, {"model": "a"}), streaming.update, []
+    kept, update, calls = Snapshots(tmp_path, 1e9, {"model": "a"}), passes.update, []
 
     def interrupted(*given):
         calls.append(0)
@@ -115,7 +115,7 @@ def test_moments_go_on_with_the_same_bits_on_four_devices(gpt2, gpt2_examples, t
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*given)
 
-    monkeypatch.setattr(streaming, "update", interrupted)
+    monkeypatch.setattr(passes, "update", interrupted)
     with pytest.raises(Terminated, match=f"after batch 2 of {len(batches)}"):
         partial_moments(gpt2, batches, PAIRS, snapshots=kept)
     got = partial_moments(gpt2, batches, PAIRS, snapshots=kept)

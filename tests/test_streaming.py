@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import moments as module
 from jmat.capture import capture, mask_positions
 from jmat.data.examples import Split
-from jmat.from_moments import fit
-from jmat.moments import combine, merge, second_moments
 from jmat.regression import lstsq
-from jmat.streaming import all_positions, packed_batches, partial_moments, sampled_positions, stream_moments, visit
+from jmat.streaming import moments as module
+from jmat.streaming.fit import fit
+from jmat.streaming.moments import combine, merge, second_moments
+from jmat.streaming.passes import (
+    all_positions,
+    packed_batches,
+    partial_moments,
+    sampled_positions,
+    stream_moments,
+    visit,
+)
 from tests.test_reference import REFERENCE
 
 PAIRS = [

@@ -18,8 +18,8 @@ from experiments import cli, layer_jump, linearity
 from jmat import hosts
 from jmat.capture import capture
 from jmat.data.examples import load_examples
-from jmat.moments import second_moments
-from jmat.streaming import all_positions, packed_batches, stream_moments
+from jmat.streaming.moments import second_moments
+from jmat.streaming.passes import all_positions, packed_batches, stream_moments
 from tests.test_streaming import few
 
 SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}

@@ -14,12 +14,12 @@ from jmat.benchmark import rivals
 from jmat.benchmark.rows import Goal, Row, missing_row, paired_row, seconds_rows
 from jmat.benchmark.setup import Bench, random_streams
 from jmat.capture import stream_sites
-from jmat.from_moments import fit
 from jmat.jumps import fit_jumps
-from jmat.linearity import stored_linearity
-from jmat.moments import Moments, update, zeros
+from jmat.linearity.measure import stored_linearity
 from jmat.regression import lstsq
-from jmat.streamed_jumps import jump_pairs
+from jmat.streaming.fit import fit
+from jmat.streaming.jumps import jump_pairs
+from jmat.streaming.moments import Moments, update, zeros
 from jmat.timing import in_turn, seconds
 
 FIT_GOAL, LINEARITY_GOAL, CONDITION_GOAL = Goal(5), Goal(5), Goal(1e-5, at_most=True)

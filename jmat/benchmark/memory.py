@@ -18,8 +18,8 @@ from jmat.benchmark.setup import sentences_of
 from jmat.checkpoint import load_model
 from jmat.config import ModelConfig
 from jmat.data.packing import Batch
-from jmat.streamed_jumps import jump_pairs
-from jmat.streaming import all_positions, packed_batches, stream_moments
+from jmat.streaming.jumps import jump_pairs
+from jmat.streaming.passes import all_positions, packed_batches, stream_moments
 
 
 def measure(folder: pathlib.Path, dtype: str, tokens: int, tokens_per_batch: int) -> dict[str, int] | None:

@@ -26,8 +26,8 @@ from jmat.forward import run
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity
 from jmat.r2 import r2_rows, resamples
-from jmat.streamed_jumps import fit_jumps_to_moments, jump_pairs
-from jmat.streaming import stream_moments
+from jmat.streaming.jumps import fit_jumps_to_moments, jump_pairs
+from jmat.streaming.passes import stream_moments
 from jmat.timing import Work, in_turn, seconds
 
 CAPTURE_GOAL, SHARE_GOAL = Goal(1.1), Goal(0.85)

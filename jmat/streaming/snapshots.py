@@ -33,7 +33,7 @@ class Terminated(BaseException):
 class Snapshots:
     """Where a pass over text writes its snapshots, how often, and whose they are.
 
-    A snapshot holds every device's own sums (`jmat.moments.Moments` states their size); the newest two are kept.
+    A snapshot holds every device's own sums (`Moments` states their size); the newest two are kept.
 
     Attributes:
         folder: of this pass alone: several passes, or several hosts, have one each.

@@ -1,4 +1,4 @@
-"""Maps and scores from `jmat.moments` alone, without any stored activations; all in float64.
+"""Maps and scores from moments alone, without any stored activations; all in float64.
 
 Second moments are scaled to unit diagonal before they are factored, as in `jmat.regression`: what is then large or
 small is dependence between coordinates, not their units. Rank is judged by the same rule as there.
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmat.maps import Identity, Linear
-from jmat.moments import Moments, check_pairs, mean, second_moments, spread, width
 from jmat.regression import RANK_EPS, Solution, condition_number, minimum_norm, ridge_solution
+from jmat.streaming.moments import Moments, check_pairs, mean, second_moments, spread, width
 
 _EPS32 = float(np.finfo(np.float32).eps)
 

@@ -21,10 +21,10 @@ from jmat.data.examples import Split, check_tokens
 from jmat.data.packing import Batch, pack
 from jmat.forward import run
 from jmat.mesh import data_mesh, place, shard_batch
-from jmat.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
 from jmat.progress import track
 from jmat.sites import check_names, width
-from jmat.snapshots import Snapshots, go_on, short_hash, text_hash
+from jmat.streaming.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
+from jmat.streaming.snapshots import Snapshots, go_on, short_hash, text_hash
 
 _SHORTEST_ROW = 128
 
@@ -150,7 +150,7 @@ def stream_moments(
 
     Each host goes through its share of the batches; all get the moments of all.
 
-    Memory for statistics does not depend on the number of tokens; `jmat.moments.Moments` states it, for each device.
+    Memory for statistics does not depend on the number of tokens; `Moments` states it, for each device.
 
     Args:
       model: as for `visit`.
@@ -162,7 +162,7 @@ def stream_moments(
 
     Raises:
       ValueError: also for NaN or infinity in the activations, naming the site.
-      Terminated, OSError: as `jmat.snapshots.go_on`.
+      Terminated, OSError: as `go_on`.
     """
     how: dict[str, Any] = {"devices": devices, "snapshots": snapshots, "progress": progress}
     moments = merge_hosts(combine(partial_moments(model, hosts.share(batches), pairs, **how)))

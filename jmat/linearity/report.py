@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.data.examples import Split
-from jmat.intrinsic import intrinsic_dimension
-from jmat.linearity import Labels, Measured, PerToken
+from jmat.linearity.intrinsic import intrinsic_dimension
+from jmat.linearity.measure import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
-from jmat.moments import Pair
 from jmat.plots import count_axis, draw, key, legend, line
 from jmat.sites import SUBMODULES
+from jmat.streaming.moments import Pair
 
 Row = Mapping[str, Any]
 
@@ -101,7 +101,7 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.intrinsic`)."""
+    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.linearity.intrinsic`)."""
     rows = []
     for layer, points in enumerate(streams):
         value, low, high = intrinsic_dimension(points)

@@ -5,7 +5,7 @@ multiplied and added in float64, which has digits to spare. Two choices keep the
 
 - Every site is shifted by its mean in the first batch before it is multiplied, so that the mean of an outlier
   coordinate does not drown its spread. Statistics with different shifts merge exactly.
-- Only at the end, when maps are fitted (`jmat.from_moments`), are the mean's products removed or put back.
+- Only at the end, when maps are fitted (`jmat.streaming.fit`), are the mean's products removed or put back.
 
 GPUs multiply float64 at about their float32 rate or half of it, CPUs at half; TPUs emulate it slowly.
 """

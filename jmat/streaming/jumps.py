@@ -5,12 +5,12 @@ import dataclasses
 import jax
 
 from jmat.capture import stream_sites
-from jmat.from_moments import fit
 from jmat.jumps import jump_targets
 from jmat.maps import Linear
-from jmat.moments import Moments, Pair
 from jmat.progress import track
 from jmat.regression import MOST_AT_ONCE, Solution
+from jmat.streaming.fit import fit
+from jmat.streaming.moments import Moments, Pair
 
 # So many bytes are always fine for activations.
 FINE = 4e9
@@ -44,11 +44,6 @@ def memory_of_activations(tokens: int, width: int, layers: int) -> int:
     They hold h_0 .. h_L on the host; on the device, the sources that are factorised at a time, their Q, and one target.
     """
     return 4 * tokens * width * (layers + 1 + 2 * min(MOST_AT_ONCE, layers) + 1)
-
-
-def memory_of_moments(width: int, layers: int, *, targets: str = "all", devices: int = 1) -> int:
-    """Bytes of the statistics, float64, on all devices: a matrix for each source and each pair."""
-    return 8 * devices * width**2 * (layers + len(jump_pairs(layers, targets=targets)))
 
 
 def choose_route(activations: int, moments: int) -> tuple[str, str]:

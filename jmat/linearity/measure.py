@@ -18,13 +18,13 @@ from numpy import ndarray
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.data.packing import Batch
-from jmat.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.mesh import data_mesh, replicate
-from jmat.moments import Moments, Pair, mean
 from jmat.regression import centre, factorise_each
 from jmat.sites import SUBMODULES
-from jmat.snapshots import Snapshots
-from jmat.streaming import by_batch, stream_moments, token_places, visit
+from jmat.streaming.fit import Linearity, anisotropy, fit, linearity
+from jmat.streaming.moments import Moments, Pair, mean
+from jmat.streaming.passes import by_batch, stream_moments, token_places, visit
+from jmat.streaming.snapshots import Snapshots
 
 Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
@@ -104,15 +104,15 @@ def measure(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Measured:
-    """Fits an affine map for every pair on one text, and applies it to the other (`jmat.streaming.packed_batches`).
+    """Fits an affine map for every pair on one text, and applies it to the other (`packed_batches`).
 
     Each host goes through its share of the batches; all hosts get all results. A first pass that was killed goes on
     from its `snapshots`.
 
-    Memory: `jmat.moments.Moments` for the pairs, and 20 bytes a pair for each evaluation token.
+    Memory: `Moments` for the pairs, and 20 bytes a pair for each evaluation token.
 
     Raises:
-      ValueError: as `jmat.streaming.stream_moments`.
+      ValueError: as `stream_moments`.
     """
     streams = stream_sites(model.config.layers)
     pairs = [*labels, *((stream, stream) for stream in streams)]
