@@ -7,10 +7,11 @@ probabilities is above `0.9 lambda + 0.1 exp(-4 t / N)`, for the token at positi
 it other confidences (max_probability, entropy, patience), the fixed exit at one layer for all, and what the paper
 leaves out: FLOPs with every check's map and head counted, and the wall clock of a forward pass that truly stops,
 against the full pass in the same run. --check_every (look at every so many layers) and --short_list (read only the
-likeliest words of the vocabulary) make the checks cheap. Ends with a lambda calibrated to keep disagreement with the
-full model under --delta with confidence 1 - --epsilon, verified on other sentences. All thresholds come from one pass
-over the model. Writes results.json, early_exit.png and the maps. A minute or two on two CPU cores with the bundled
-model.
+likeliest words of the vocabulary) make the checks cheap. `layers_saved@0.95` is read off the line between the two
+neighbouring lambdas. Ends with a lambda calibrated to keep disagreement with the full model under --delta with
+confidence 1 - --epsilon, verified on other sentences; null where none does. All thresholds come from one pass over the
+model. The table has no `mat` at the lambdas that the paper's code tries for `id` alone. Writes results.json,
+early_exit.png and the maps. A minute or two on two CPU cores with the bundled model.
 """
 
 from typing import Any

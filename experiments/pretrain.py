@@ -160,13 +160,8 @@ def main(argv: list[str]) -> None:
     rows = packing.pack(pairs["train"], length, (seed, 0)).rows
     steps = settings["steps"] or int(settings["epochs"] * (rows // batch_size))
     regularizer = Regularizer(settings["regularizer"], settings["reg_weight"])
-    optimizer = training.make_optimizer(
-        kind=settings["optimizer"],
-        learning_rate=settings["learning_rate"],
-        warmup_steps=settings["warmup_steps"],
-        steps=steps,
-        weight_decay=settings["weight_decay"],
-    )
+    schedule = {name: settings[name] for name in ("learning_rate", "warmup_steps", "weight_decay")}
+    optimizer = training.make_optimizer(kind=settings["optimizer"], steps=steps, **schedule)
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
     checkpoints = resume.open_checkpoints(out / "checkpoints", keep=averaged + 1)
