@@ -22,6 +22,8 @@ from jax.experimental import multihost_utils
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
+from jmat.errors import first_line
+
 Item = TypeVar("Item")
 
 AUTO = "auto"
@@ -51,8 +53,9 @@ def initialize(coordinator: str | None, num_processes: int | None = None, proces
     try:
         jax.distributed.initialize(*(() if coordinator == AUTO else (coordinator, num_processes, process_id)))
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"--coordinator={coordinator}: the processes do not come together: {reason}") from None
+        raise ValueError(
+            f"--coordinator={coordinator}: the processes do not come together: {first_line(error)}"
+        ) from None
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:
         raise ValueError(f"the processes have {sorted(devices.values())} devices; expected equally many.")

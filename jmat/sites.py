@@ -39,6 +39,7 @@ import jax
 import jax.numpy as jnp
 
 from jmat.config import ModelConfig
+from jmat.errors import first_line
 
 SUBMODULES = ("ln_1", "attn", "ln_2", "ffn")
 _REPLACEABLE = (*SUBMODULES, "mid")
@@ -150,9 +151,8 @@ def replace(name: str, site: Site, x: jax.Array, shape: tuple[int, ...]) -> jax.
     try:
         y = site(x)
     except (TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"the replacement for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {reason}"
+            f"the replacement for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {first_line(error)}"
         ) from error
     if y.shape != shape:
         raise ValueError(

@@ -9,6 +9,7 @@ import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
+from jmat.errors import first_line, in_one_line
 from jmat.mesh import data_mesh
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
@@ -85,7 +86,7 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
             folder, local_files_only=True, trust_remote_code=False, **inside
         )
     except Exception as error:
-        raise ValueError(f"the tokenizer in {folder} does not load: {_one_line(error)}") from None
+        raise ValueError(f"the tokenizer in {folder} does not load: {in_one_line(error)}") from None
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
@@ -108,12 +109,4 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
             f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
         ) from None
     except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{elsewhere}, and the hub says: {_first_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(f"{elsewhere}, and the hub says: {first_line(error)}") from None

@@ -20,6 +20,7 @@ import numpy as np
 
 from jmat.cache import cache_folder
 from jmat.data import Examples, load_examples, make_examples, save_examples
+from jmat.errors import first_line
 
 OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
 SplitText = Callable[[str], list[str]]  # paragraph → sentences
@@ -175,10 +176,9 @@ def rows(what: str, address: str, open_file: OpenFile, advice: str) -> Iterator[
     try:
         yield from open_file(address)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
         raise ConnectionError(
-            f"{what} cannot be read from {address} ({type(error).__name__}: {reason}). It needs the network, and"
-            f" HF_HUB_OFFLINE unset; {advice}."
+            f"{what} cannot be read from {address} ({type(error).__name__}: {first_line(error)}). "
+            f"It needs the network, and HF_HUB_OFFLINE unset; {advice}."
         ) from None
 
 

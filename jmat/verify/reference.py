@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jmat.checkpoint.gguf_files import find_gguf
+from jmat.errors import first_line
 
 # --- where a site lives in transformers -------------------------------------------------------------------------------
 
@@ -186,8 +187,7 @@ def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32",
     try:
         return auto.from_pretrained(where, dtype=getattr(torch, dtype), **options).eval()
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"transformers does not load {folder}: {reason}") from None
+        raise ValueError(f"transformers does not load {folder}: {first_line(error)}") from None
 
 
 def run_reference(

@@ -1,0 +1,11 @@
+"""What other libraries' exceptions say, in one line of ours."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of the message, or the kind of error where there is none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def in_one_line(error: Exception) -> str:
+    """All of the message, at most 300 characters, or the kind of error where there is none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
