@@ -142,8 +142,9 @@ def bootstrap_mean(
     flat = (data - mean).reshape(len(data), -1)
     chunks = _count_chunks(len(data), samples, seed, groups)
     shifts = np.concatenate([counts @ flat / counts.sum(1, keepdims=True) for counts in chunks])
-    low, high = np.percentile(shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0)
-    return mean, np.asarray(mean + low.reshape(mean.shape)), np.asarray(mean + high.reshape(mean.shape))
+    ends = mean + np.percentile(shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0).reshape(2, *mean.shape)
+    low, high = np.clip(ends, data.min(axis=0), data.max(axis=0))  # a share is not below 0, not by rounding either
+    return mean, np.asarray(low), np.asarray(high)
 
 
 def bootstrap_counts(

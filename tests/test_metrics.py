@@ -198,6 +198,10 @@ def test_bootstrap_draws_groups_whole():
     assert {tuple(row) for row in uneven.tolist()} == {(1, 1, 1, 1, 1), (2, 2, 2, 0, 0), (0, 0, 0, 2, 2)}
 
 
+def test_the_interval_of_a_share_is_not_below_0_by_rounding():
+    assert bootstrap_mean((np.arange(700) < 3).astype(np.float64))[1] == 0
+
+
 def test_bootstrap_of_equal_values_has_no_width():
     mean, low, high = bootstrap_mean(np.full((7, 2), 0.1))
     np.testing.assert_allclose([mean, low, high], 0.1, rtol=1e-15)
