@@ -58,9 +58,10 @@ def main(argv: list[str]) -> None:
     plot_by_layer(results, BY_LAYER, out / "regularizer_study.png", title="the same model under different penalties")
     for metric in BY_LAYER:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
+    wide = max(len(row["map"]) for row in rows)
     for row in rows:
         if "layer" not in row:
-            print(f"{row['map']:<24}{row['metric']:<28}{row['value']:.4f}")
+            print(f"{row['map']:<{wide}}  {row['metric']:<18}{row['value']:.4f}")
     print(f"wrote {out}/results.json, regularizer_study.png")
 
 

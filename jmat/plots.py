@@ -213,12 +213,12 @@ def line(
 
 
 def _scale(panel: Axes, metric: str) -> None:
-    """Shares lie in [0, 1]; perplexities span powers of ten; anything else that is never negative starts at 0."""
+    """Shares of examples lie in [0, 1]; perplexities span powers of ten; anything else starts at 0, if that is near."""
     if metric.startswith(_SHARES):
         panel.set_ylim(0, 1.02)
     elif metric == "perplexity":
         panel.set_yscale("log")
-    elif panel.dataLim.y0 >= 0:
+    elif 0 <= panel.dataLim.y0 < 0.5 * panel.dataLim.y1:
         panel.set_ylim(bottom=0)
     if metric in _UNITS:
         panel.set_ylabel(_UNITS[metric])
