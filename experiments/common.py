@@ -116,7 +116,7 @@ class Job:
         return MapsInfo(
             model=FLAGS.model,
             model_hash=self.model_hash,
-            protocol=FLAGS.protocol,
+            protocol=f"{FLAGS.protocol}{', all tokens' if self.config.get('fit_tokens') == 'all' else ''}",
             corpus=FLAGS.examples or FLAGS.corpus,
             n=self.examples.fit.num_examples if n is None else n,
             seed=FLAGS.seed,
@@ -142,6 +142,7 @@ def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False)
     model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **how)
     if needs_head and model.head is None:
         raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
+    check_same_weights(FLAGS.model, model)
     masked = not model.config.causal
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
@@ -158,6 +159,8 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
     hosts.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.coordinator and not many_hosts:
         raise ValueError(f"{experiment} runs on one host: leave out --coordinator, --num_processes and --process_id.")
+    if FLAGS.coordinator:
+        say(f"joining the other processes at {FLAGS.coordinator}")
     hosts.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.dtype == "float32":
         # Accelerators multiply float32 at lower precision unless told not to.
@@ -168,6 +171,12 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
     if hosts.is_first():
         claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
     return config, out
+
+
+def check_same_weights(name: str, model: Any) -> None:
+    """Raises ValueError, on all hosts, where they have read different weights under one name."""
+    if hosts.count() > 1:
+        hosts.check_same({f"the hash of the weights of {name}": model_hash(parameters(model))})
 
 
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:

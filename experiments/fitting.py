@@ -68,6 +68,7 @@ def fit_maps(
 def _route(job: common.Job, targets: str) -> str:
     """What --route says or `auto` chooses, which the user is told with the reason."""
     if FLAGS.route != "auto":
+        cli.say(f"route {FLAGS.route}, as --route says")
         return FLAGS.route
     split, config = job.examples.fit, job.model.config
     sampled = FLAGS.fit_tokens == "sampled"

@@ -95,6 +95,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
     how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
     how |= {"revision": None if is_folder else name, "ignore_config": tuple(FLAGS.ignore_config)}
     model, _ = load(name if is_folder else FLAGS.model, **how)
+    common.check_same_weights(name, model)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))
     if mine != theirs:
         raise ValueError(

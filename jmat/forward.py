@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jmat.layers import Context
-from jmat.mesh import gathered
+from jmat.mesh import gathered, settled
 from jmat.sites import Site, Tap, check_callables, check_names, gather, replace
 
 # What a block itself, in contrast to its parts, is called inside the jitted program that all blocks share.
@@ -91,7 +91,7 @@ def run(
                 f"the replacement for site 'embed' returned shape {x.shape}; expected {(*inputs.shape, config.width)}."
             )
     else:
-        x = _embed(model.embed, inputs, context.positions, type_ids, whole=_whole(model))
+        x = _run_embed(model, inputs, context, type_ids)
     if "embed" in keep:
         kept["embed"] = gather(x, read_at)
 
@@ -145,7 +145,7 @@ def enter(
 ) -> tuple[Float[Array, "B T D"], Context]:
     """h_0, and what the blocks must know besides it: for loops over `advance`, which checks nothing again."""
     tokens, context = _prepare(model.config, tokens, 0, mask, None, None, None)
-    return _embed(model.embed, tokens, context.positions, None, whole=_whole(model)), context
+    return _run_embed(model, tokens, context, None), context
 
 
 def advance(model: Any, x: Float[Array, "B T D"], context: Context, start: int, stop: int) -> Float[Array, "B T D"]:
@@ -157,7 +157,7 @@ def advance(model: Any, x: Float[Array, "B T D"], context: Context, start: int, 
 
 def final_norm(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
     """The stream as the head reads it; the identity for a model without final norm."""
-    return _apply(sites.get("final_norm", model.final_norm), x, name="final_norm")
+    return settled(_apply(sites.get("final_norm", model.final_norm), x, name="final_norm"), _whole(model))
 
 
 def unembed(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch V"]:
@@ -169,7 +169,7 @@ def unembed(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) 
             f"this {model.config.family} checkpoint has no language-model head, so it makes no predictions; "
             "load one saved with its head (for BERT: BertForMaskedLM)."
         )
-    return _head(model.head, x, model.embed.tokens.table[...])
+    return settled(_head(model.head, x, model.embed.tokens.table[...]), _whole(model))
 
 
 def model_dtype(model: Any) -> jnp.dtype:
@@ -262,10 +262,15 @@ def _count(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.where(segments > 0, same.sum(-1, dtype=jnp.int32), 0)
 
 
+def _run_embed(model, tokens, context, type_ids):
+    whole = _whole(model)
+    return settled(_embed(model.embed, tokens, context.positions, type_ids, whole=whole), whole)
+
+
 def _run_block(model, i, x, context, sites, read_at, *, keep):
-    context = context._replace(layer=np.int32(i))
+    context, whole = context._replace(layer=np.int32(i)), _whole(model)
     with _name_block(i):
-        return _block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=_whole(model))
+        return settled(_block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole)
 
 
 @contextlib.contextmanager

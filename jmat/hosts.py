@@ -11,7 +11,9 @@ A lone process calls none of `jax.distributed`, and everything here then costs n
 import contextlib
 import json
 import os
+import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -29,10 +31,15 @@ Item = TypeVar("Item")
 AUTO = "auto"
 _CARD = 1024  # bytes that each process shows at a meeting: a size, and what went wrong
 _AT_ONCE = 64 << 20  # bytes on each device while values are gathered
+_PATIENCE = 295  # seconds until all processes have come together; XLA aborts without a word of ours after 300
 
 
 class OtherProcessError(ValueError):
     """Another process has failed; the message is its own."""
+
+
+class UnequalHostsError(ValueError):
+    """The processes have different numbers of devices: they cannot meet, and each of them sees that by itself."""
 
 
 def initialize(coordinator: str | None, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -50,15 +57,62 @@ def initialize(coordinator: str | None, num_processes: int | None = None, proces
     check_flags(coordinator, num_processes, process_id)
     if coordinator is None or num_processes == 1 or jax.distributed.is_initialized():
         return
-    try:
-        jax.distributed.initialize(*(() if coordinator == AUTO else (coordinator, num_processes, process_id)))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"--coordinator={coordinator}: the processes do not come together: {first_line(error)}"
-        ) from None
+    if coordinator != AUTO:
+        _check_address(coordinator, bind=process_id == 0)
+    with _no_longer_than(_PATIENCE, coordinator, num_processes):
+        try:
+            jax.distributed.initialize(*(() if coordinator == AUTO else (coordinator, num_processes, process_id)))
+        except (RuntimeError, ValueError) as error:
+            reason = first_line(error)
+            if coordinator == AUTO:
+                reason = f"this is no TPU pod, Slurm or Open MPI job ({reason}): give HOST:PORT of process 0"
+            raise ValueError(f"--coordinator={coordinator}: the processes do not come together: {reason}") from None
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:
-        raise ValueError(f"the processes have {sorted(devices.values())} devices; expected equally many.")
+        each = ", ".join(f"process {k} has {devices[k]}" for k in sorted(devices))
+        raise UnequalHostsError(f"the processes have different numbers of devices ({each}); expected equally many.")
+
+
+def _check_address(coordinator: str, *, bind: bool) -> None:
+    """Raises ValueError where the host has no address, or, for process 0, where the port is taken: XLA would crash."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--coordinator={coordinator}: no such host or port ({first_line(error)}).") from None
+    if not bind:
+        return
+    try:
+        with socket.create_server(("", int(port))):  # takes a port that an ended process has just left
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--coordinator={coordinator}: port {port} of this host cannot be used ({first_line(error)}); an earlier "
+            "run may still be going on: end it, or choose another port."
+        ) from None
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: float | int, coordinator: str, num_processes: int | None) -> Iterator[None]:
+    """Ends this process with one sentence where the processes have not come together by then."""
+
+    def give_up() -> None:
+        many = "the" if num_processes is None else f"the {num_processes}"
+        print(
+            f"error: --coordinator={coordinator}: {many} processes have not come together in {seconds:.0f} seconds; "
+            "was each started, with its own --process_id, and can the port of process 0 be reached?",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -74,7 +128,7 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
             raise ValueError(f"--coordinator=auto finds out {named[0]} by itself: leave it out, or give HOST:PORT.")
         return
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"--coordinator={coordinator}: expected HOST:PORT of process 0, or auto.")
     if num_processes is None or process_id is None:
         raise ValueError("--coordinator=HOST:PORT needs --num_processes and --process_id as well.")
@@ -154,7 +208,7 @@ def together() -> Iterator[None]:
     try:
         yield
         _meet()
-    except OtherProcessError:
+    except (OtherProcessError, UnequalHostsError):
         raise
     except jax.errors.JaxRuntimeError:  # the devices or the network fail: there may be no meeting any more
         raise

@@ -70,6 +70,17 @@ def gathered(array: Any) -> NamedSharding | None:
     return NamedSharding(sharding.mesh, PartitionSpec())
 
 
+def settled(tree: Tree, whole: NamedSharding | None) -> Tree:
+    """What a program made that brought sharded parameters together (`gathered`); on CPU devices, once it is there.
+
+    These devices share a pool of threads. A gathering program needs a thread for each of them at once, and one that is
+    dispatched beside it can take the last: then both would wait for ever, until XLA aborts the process.
+    """
+    if whole is not None and whole.mesh.devices.flat[0].platform == "cpu":
+        jax.block_until_ready(tree)
+    return tree
+
+
 def shard_batch(mesh: Mesh, tree: Tree) -> Tree:
     """Splits the first axis of every leaf over the devices of the mesh.
 

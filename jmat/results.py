@@ -56,7 +56,8 @@ def claim_output_folder(
         out.mkdir(parents=True, exist_ok=True)
         save_atomically(owner, lambda path: path.write_text(_to_json(mine), "utf-8"))
     except OSError as error:
-        raise ValueError(f"cannot use {out} as output folder: {error.strerror}; choose another --out.") from None
+        reason = (error.strerror or str(error)).rstrip(".")
+        raise ValueError(f"cannot use {out} as output folder: {reason}; choose another --out.") from None
 
 
 def write_results(

@@ -68,6 +68,17 @@ def test_blocks_gather_their_parameters_inside_the_program(gpt2):
     assert gathered(jax.tree.leaves(block)[0]) is not None  # the model itself stays split
 
 
+def test_gathering_programs_have_ended_when_the_next_one_starts(gpt2):
+    # Otherwise CPU devices wait for one another for ever, now and then: see `jmat.mesh.settled`.
+    sharded, tokens = shard_parameters(data_mesh(), gpt2), np.zeros((64, 100), np.int32)
+    for _ in range(3):
+        x, context = forward.enter(sharded, tokens)
+        assert x.is_ready()
+        x, kept = jmat.run(sharded, tokens, keep=("block.1.ffn", "logits"))
+        assert all(array.is_ready() for array in (x, *kept.values(), logits(sharded, x)))
+        assert forward.advance(sharded, x, context, 1, 3).is_ready()
+
+
 def test_each_parameter_is_split_along_its_largest_axis_that_can_be():
     mesh = data_mesh()
     for shape, spec in {

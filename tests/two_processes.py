@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 import jmat
-from experiments import cli, layer_jump, linearity
+from experiments import cli, common, layer_jump, linearity
 from jmat import hosts
 from jmat.capture import capture
 from jmat.data.examples import load_examples
@@ -94,6 +94,11 @@ def main(port, processes, me, out):
     if processes > 1:
         more, said = exchanges()
         found |= more
+        model.blocks[0].ffn.up.bias[...] += me
+        try:
+            common.check_same_weights("the model", model)
+        except ValueError as error:
+            said.append(str(error))
     np.savez(folder / f"{me}.npz", **found)
     (folder / f"{me}.json").write_text(json.dumps({"ends": ends, "said": said}))
 

@@ -30,50 +30,61 @@ CONDITIONS = (1e2, 1e3, 1e4, 1e5, 1e6)
 def fit_rows(bench: Bench) -> list[Row]:
     """All L(L + 1)/2 maps from N activations by `fit_jumps`, against scikit-learn's LinearRegression pair by pair."""
     streams = random_streams(bench.num_fit, bench.config, seed=1)
-    first = seconds(lambda: fit_jumps(streams))
-    works: dict[str, Callable[[], Any]] = {"jmat": lambda: fit_jumps(streams)}
-    pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
+    by_pair = None
     if rivals.installed("sklearn"):
-        works["scikit-learn"] = lambda: [rivals.sklearn_map(streams[i], streams[j]) for i, j in pairs]
         rivals.sklearn_map(streams[0][:100], streams[1][:100])  # imports take seconds
-    taken = in_turn(works, bench.repeats)
-    rows = seconds_rows("fit", taken, examples=bench.num_fit, maps=count)
-    rows.append(_compile_row("fit", first, taken["jmat"]))
-    if "scikit-learn" not in works:
-        return [*rows, missing_row("fit", "ratio", FIT_GOAL, "scikit-learn is not installed.")]
-    i, j = pairs[0]
-    theirs = streams[i].astype(np.float64) @ rivals.sklearn_map(streams[i], streams[j])
-    ours = streams[i].astype(np.float64) @ np.asarray(fit_jumps(streams[: j + 1])[0][i, j].W)
-    rows.append({"map": "fit", "metric": "difference", "value": relative(ours, theirs)})
-    words = f" ({count} pairs, from {len(pairs)} timed)"
-    return [*rows, paired_row("fit", taken, "scikit-learn", FIT_GOAL, scale=count / len(pairs), words=words)]
+        by_pair = lambda i, j: rivals.sklearn_map(streams[i], streams[j])  # noqa: E731
+    rows = _against_pairs("fit", bench, lambda: fit_jumps(streams), "scikit-learn", by_pair, FIT_GOAL)
+    if by_pair is not None:
+        i, j = _sample(bench)[0]
+        theirs = streams[i].astype(np.float64) @ by_pair(i, j)
+        ours = streams[i].astype(np.float64) @ np.asarray(fit_jumps(streams[: j + 1])[0][i, j].W)
+        rows.append({"map": "fit", "metric": "difference", "value": relative(ours, theirs)})
+    return rows
 
 
 def linearity_rows(bench: Bench) -> list[Row]:
     """Linearity of all pairs of layers by `stored_linearity`, against the public steps: an SVD of X for each pair."""
     streams = random_streams(bench.num_fit, bench.config, seed=2)
-    first = seconds(lambda: stored_linearity(streams))
-    works: dict[str, Callable[[], Any]] = {"jmat": lambda: stored_linearity(streams)}
-    pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
+    by_pair = None
     if rivals.installed("torch"):
         import torch
 
         tensors = [torch.from_numpy(stream) for stream in streams]
-        works["SVD per pair"] = lambda: [rivals.svd_linearity(tensors[i], tensors[j]) for i, j in pairs]
         rivals.svd_linearity(tensors[0][:100], tensors[1][:100])
+        by_pair = lambda i, j: rivals.svd_linearity(tensors[i], tensors[j])  # noqa: E731
+    work = lambda: stored_linearity(streams)  # noqa: E731
+    rows = _against_pairs("linearity", bench, work, "SVD per pair", by_pair, LINEARITY_GOAL)
+    if by_pair is not None:
+        ours = work()
+        worst = max(abs(ours[i, j] - by_pair(i, j)) for i, j in _sample(bench))
+        rows.append({"map": "linearity", "metric": "difference", "value": float(worst)})
+    return rows
+
+
+def _against_pairs(
+    part: str,
+    bench: Bench,
+    work: Callable[[], Any],
+    other: str,
+    by_pair: Callable[[int, int], Any] | None,
+    goal: Goal,
+) -> list[Row]:
+    """What is computed for all pairs of layers at once, against a rival that takes them one by one, on some of them.
+
+    `by_pair` is None where the rival is not installed.
+    """
+    first = seconds(work)
+    pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
+    works = {"jmat": work} | ({} if by_pair is None else {other: lambda: [by_pair(i, j) for i, j in pairs]})
     taken = in_turn(works, bench.repeats)
-    rows = seconds_rows("linearity", taken, examples=bench.num_fit, pairs=count)
-    rows.append(_compile_row("linearity", first, taken["jmat"]))
-    if "SVD per pair" not in works:
-        return [*rows, missing_row("linearity", "ratio", LINEARITY_GOAL, "torch is not installed.")]
-    ours = stored_linearity(streams)
-    worst = max(abs(ours[i, j] - rivals.svd_linearity(tensors[i], tensors[j])) for i, j in pairs)
-    rows.append({"map": "linearity", "metric": "difference", "value": float(worst)})
+    rows = seconds_rows(part, {"jmat": taken["jmat"]}, examples=bench.num_fit, pairs=count)
+    rows.append({"map": part, "metric": "compile_seconds", "value": max(first - min(taken["jmat"]), 0.0)})
+    if by_pair is None:
+        return [*rows, missing_row(part, "ratio", goal, f"what {other} needs is not installed.")]
+    rows += seconds_rows(part, {other: taken[other]}, examples=bench.num_fit, pairs=len(pairs))
     words = f" ({count} pairs, from {len(pairs)} timed)"
-    return [
-        *rows,
-        paired_row("linearity", taken, "SVD per pair", LINEARITY_GOAL, scale=count / len(pairs), words=words),
-    ]
+    return [*rows, paired_row(part, taken, other, goal, scale=count / len(pairs), words=words)]
 
 
 def stored_moments(streams: Sequence[Float[ndarray, "N D"]]) -> Moments:
@@ -95,10 +106,6 @@ def _sample(bench: Bench) -> list[tuple[int, int]]:
     pairs = [(i, j) for i in range(L) for j in range(i + 1, L + 1)]
     where = np.linspace(0, len(pairs) - 1, min(bench.sampled, len(pairs))).round().astype(int)
     return [pairs[k] for k in where]
-
-
-def _compile_row(part: str, first: float, later: Sequence[float]) -> Row:
-    return {"map": part, "metric": "compile_seconds", "value": max(first - min(later), 0.0)}
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------

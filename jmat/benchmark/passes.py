@@ -190,11 +190,11 @@ def _memory_rows(bench: Bench, predicted: cost.Cost) -> list[Row]:
     if sizes is None:
         return [missing_row("streaming", "memory", MEMORY_GOAL, "this system does not tell a process's memory.")]
     allowed = sizes["weights"] + _ALLOWED
-    said = f"weights {sizes['weights'] / 1e9:.2f} + {_ALLOWED / 1e9:.1f} GB"
-    ours = f"{sizes['growth'] / 1e9:.2f} GB"
+    said = f"weights {cost.bytes_in_words(sizes['weights'])} + {cost.bytes_in_words(_ALLOWED)}"
+    ours = cost.bytes_in_words(sizes["growth"])
     row = ratio_row("streaming", "memory", sizes["growth"] / allowed, ours, said, MEMORY_GOAL)
     paper = ratio_row(
-        "cost", "memory", sizes["growth"] / predicted.memory, ours, f"on paper {predicted.memory / 1e9:.2f} GB"
+        "cost", "memory", sizes["growth"] / predicted.memory, ours, f"on paper {cost.bytes_in_words(predicted.memory)}"
     )
     return [row | {f"{name}_bytes": value for name, value in sizes.items()}, paper]
 

@@ -232,9 +232,9 @@ def fit_eval(
         enough = f"use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text"
         advice = enough if fit and held_out else "give more text"
         raise ValueError(
-            f"corpus {name} has {len(sentences)} distinct sentences: {len(fit)} to fit on and"
-            f" {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked for;"
-            f" {advice}."
+            f"corpus {name} has {len(sentences)} distinct sentences (digits, case and punctuation aside): {len(fit)} "
+            f"to fit on and {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked "
+            f"for; {advice}."
         )
     draws = np.random.default_rng(seed).spawn(2)
     chosen = [draws[0].permutation(len(fit))[:num_fit], draws[1].permutation(len(held_out))[:num_eval]]

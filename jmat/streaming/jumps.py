@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 from jmat.capture import stream_sites
+from jmat.cost import bytes_in_words
 from jmat.jumps import jump_targets
 from jmat.maps import Linear
 from jmat.progress import track
@@ -48,13 +49,12 @@ def memory_of_activations(tokens: int, width: int, layers: int) -> int:
 
 def choose_route(activations: int, moments: int) -> tuple[str, str]:
     """(`memory` or `streaming`, why), by the bytes that each needs."""
-    stored, summed = _in_words(activations), _in_words(moments)
+    stored, summed = bytes_in_words(activations), bytes_in_words(moments)
     if activations <= moments:
         return "memory", f"activations take {stored}, not more than the {summed} of their statistics"
     if activations <= FINE:
-        return "memory", f"activations take {stored}, their statistics {summed}: up to {_in_words(FINE)} are stored"
+        return (
+            "memory",
+            f"activations take {stored}, their statistics {summed}: up to {bytes_in_words(FINE)} are stored",
+        )
     return "streaming", f"activations take {stored}, their statistics {summed}, however long the text is"
-
-
-def _in_words(size: float | int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

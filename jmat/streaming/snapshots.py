@@ -5,6 +5,7 @@ Every process of several has its own, and needs no other to write or to read the
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -12,6 +13,7 @@ import pathlib
 import shutil
 import signal
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -75,7 +77,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
 
     Raises:
         Terminated: SIGTERM came; the state after the batch that was read then is on disk.
-        ValueError: the snapshots there belong to something else, or are damaged.
+        ValueError: the snapshots there belong to something else. One that is damaged is told of, and deleted.
         OSError: a snapshot cannot be written. Those before it are untouched.
     """
     with _opened(snapshots.folder) as manager, resume.sigterm_received() as received:
@@ -128,10 +130,10 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
     try:
         values = manager.restore(step, args=_Restore([leaf.size for leaf in leaves]))
     except (ValueError, OSError) as error:
-        raise ValueError(
-            f"snapshot {step} in {snapshots.folder} cannot be read ({error}): it is damaged; delete it to go on from "
-            "the one before, or --overwrite to begin anew."
-        ) from error
+        snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({error}): it is left out")
+        with _told_in_one_sentence(snapshots.folder):
+            manager.delete(step)
+        return _newest(manager, start, snapshots)
     with jax.enable_x64(True):
         placed = [
             jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
@@ -140,20 +142,30 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
 
 
 class _OneFile(ocp.CheckpointHandler):
-    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background."""
+    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background. The
+    last four bytes are the CRC-32 of all others.
+    """
 
     def save(self, directory: Any, args: "_Save") -> None:
+        check = 0
         with open(directory / "sums", "wb") as file:
             for leaf in args.leaves:
-                file.write(np.ascontiguousarray(leaf, np.float64).data)
+                content = np.ascontiguousarray(leaf, np.float64).reshape(-1).view(np.uint8).data
+                check = zlib.crc32(content, check)
+                file.write(content)
+            file.write(check.to_bytes(4))
             file.flush()
             os.fsync(file.fileno())
 
     def restore(self, directory: Any, args: "_Restore") -> list[np.ndarray]:
         with open(directory / "sums", "rb") as file:
+            expected, got = 8 * sum(args.sizes) + 4, os.path.getsize(file.name)
+            if got != expected:
+                raise ValueError(f"expected {expected} bytes, got {got}")
             values = [np.fromfile(file, np.float64, size) for size in args.sizes]
-            if file.read(1) or [value.size for value in values] != list(args.sizes):
-                raise ValueError(f"expected {8 * sum(args.sizes)} bytes of sums, got {os.path.getsize(file.name)}")
+            check = functools.reduce(lambda found, value: zlib.crc32(value.view(np.uint8).data, found), values, 0)
+            if check != int.from_bytes(file.read(4)):
+                raise ValueError("its checksum is another one")
         return values
 
 
