@@ -249,15 +249,9 @@ def say_ranks(solutions: Mapping[int, Solution]) -> None:
 
 
 def own_flags() -> dict[str, Any]:
-    """The flags of the running experiment, by name, as results.json records them.
-
-    Raises ValueError for a number that is not finite.
-    """
+    """The flags of the running experiment, by name, as results.json records them."""
     skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
     given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
-    for name, value in given.items():
-        if isinstance(value, float) and not np.isfinite(value):
-            raise ValueError(f"--{name}={value}: expected a finite number.")
     return {name: value for name, value in given.items() if name not in skip}
 
 

@@ -13,8 +13,9 @@ the tokens' errors, and which tokens are the least and the most linear.
 All tokens of all sentences are used, in two passes that store no activations. --protocol=jmat leaves out the first
 position (--skip_first) or, for masked models, special tokens; --tokens=sampled reads only the sampled positions.
 --all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's activations (TwoNN; `pip install
-'jmat[probe]'`), --revisions curves over training, --against the difference to another model. A
-run that was killed goes on in the middle of the first pass when it is started again with the same flags.
+'jmat[probe]'`), --revisions curves over training (of a hub id's revisions, or of folders such as `pretrain
+--keep_every=100` leaves in OUT/steps), --against the difference to another model. A run that was killed goes on in the
+middle of the first pass when it is started again with the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on two CPU cores with the bundled
 model. Expect above 0.9 with the residual in the middle layers and much less without it.
@@ -164,7 +165,7 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
         found = [row for row in own if row.get("extreme") == extreme][:8]
         words = ", ".join(f"{row['token']!r} {row['value']:.2g}" for row in found)
         print(f"\n{extreme.replace('_', ' ')} tokens, and their mean error: {words}")
-    compared = [row for row in rows if row["metric"].endswith("held_out_difference") and row["map"] == "mat"]
+    compared = [row for row in report.next_steps(rows) if row["metric"].endswith("held_out_difference")]
     if compared:
         print(f"\nheld-out linearity of the step, less that of {FLAGS.against}")
         print(format_table(compared, columns=("metric",), intervals=True))

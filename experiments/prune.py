@@ -3,12 +3,14 @@
     python -m experiments.prune --model=gpt2-docs --method=delete,map,merge --remove=4
 
 Orders the blocks by --score, removes 1, 2, … --remove of them, and holds each pruned model against the whole one on
-every token of the held-out sentences: perplexity, KL (nats) and top-1 agreement (`precision@1`), with intervals over
-sentences; parameters, FLOPs and measured time a token. --method says what happens to a removed block: `delete` leaves
-it out, `map` replaces it by a map fitted at the examples' positions, `distil` trains these maps on, `merge` folds a map
-into the feed-forward part before it, so that an ordinary smaller checkpoint remains (pre-norm models). Give several to
-compare them. With --save, OUT/model is the pruned model: a Hugging Face folder, or for `map` and `distil` the whole
-model with its maps, which `jmat.prune.surgery.load_pruned` and `experiments.tasks` read.
+every prediction of the held-out sentences' tokens (but the first ones, which nothing predicts): perplexity, KL (nats)
+and top-1 agreement (`precision@1`), with intervals over sentences; parameters, FLOPs and measured time a token. Scores
+are of the fit examples' positions (`experiments.linearity` reads all tokens instead). --method says what happens to a
+removed block: `delete` leaves it out, `map` replaces it by a map fitted at the examples' positions, `distil` trains
+these maps on, `merge` folds a map into the feed-forward part before it, so that an ordinary smaller checkpoint remains
+(pre-norm models). Give several to compare them. With --save, OUT/model is the pruned model: a Hugging Face folder, or
+for `map` and `distil` the whole model with its maps, which `jmat.prune.surgery.load_pruned` and `experiments.tasks`
+read.
 
 Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
 model, and some minutes more for each model that is distilled; a model of 30 blocks and 135 million parameters takes ten

@@ -5,11 +5,12 @@
 
 Perplexity of every text file (one sentence or paragraph a line), and accuracy on every task: one of the hub by name
 (arc_easy, arc_challenge, boolq, cb, copa, rte, hellaswag; needs the extra `hub`), or a JSONL file with one question a
-line, `{"question" or "context": text, "choices": [texts], "answer": index}` (see `jmat.tasks`), answered by the choice
-of highest log-likelihood, as it is and per character. Causal models only; --model also takes what
-`experiments.prune --save` wrote, with maps or without. Prints a table and writes results.json. Seconds for a small
-model and a few hundred lines. Chance is 1 / choices: a small model is hardly above it, and a pruned one should not
-fall to it.
+line, `{"question" or "context": text, "choices": [texts], "answer": index}`, answered by the choice of highest
+log-likelihood, as it is (`accuracy`) and per character (`accuracy_norm`). A question is asked as `Question: …`, and
+`Answer:` on the next line; a context is simply continued; a space stands before each choice. Causal models only;
+--model also takes what `experiments.prune --save` wrote, with maps or without. Prints a table and writes results.json.
+Seconds for a small model and a few hundred lines. Chance is 1 / choices: a small model is hardly above it, and a pruned
+one should not fall to it.
 """
 
 from absl import flags

@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 # What runs leave in their folder, and --overwrite therefore removes. Nothing else there is ever touched.
-_LEFT_BY_RUNS = ("results.json", "maps.json", "maps.safetensors", "*.png", "checkpoints")
+_LEFT_BY_RUNS = ("results.json", "maps.json", "maps.safetensors", "*.png", "checkpoints", "model", "steps")
 
 
 def claim_output_folder(
@@ -40,10 +40,13 @@ def claim_output_folder(
         overwrite: take the folder from another run, and remove what that run left in it.
 
     Raises:
-        ValueError: it belongs to another experiment or to other flags (all of them named), holds files of something
-            else, or cannot be written.
+        ValueError: a flag is not a finite number; the folder belongs to another experiment or to other flags (all of
+            them named), holds files of something else, or cannot be written.
     """
     out = pathlib.Path(out)
+    for name, value in config.items():
+        if isinstance(value, float) and not np.isfinite(value):
+            raise ValueError(f"--{name}={value}: expected a finite number.")
     try:
         mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
         owner = out / "run.json"

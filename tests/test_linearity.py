@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import common
+from experiments import linearity as script
 from jmat.data.examples import Split
 from jmat.linearity import report
 from jmat.linearity.intrinsic import intrinsic_dimension
@@ -139,6 +141,21 @@ def test_rows_and_figures(bundled, tmp_path):
         assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
     plot_r2({"rows": own}, tmp_path / "pairs.png", metric="linearity_held_out")
     assert len(measured.tokens) == next(row["n"] for row in own if row["metric"] == "linearity_held_out")
+
+
+def test_the_table_of_differences_is_of_steps(bundled, capsys):
+    common.FLAGS.mark_as_parsed()
+    rows = [row | {"value": row["target"], "low": 0, "high": 9} if "against" in row and "target" in row else row
+            for row in all_rows(*bundled)]  # fmt: skip
+    script.print_tables(rows)
+    table = capsys.readouterr().out.partition("held-out linearity of the step")[2]
+    found = [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
+    assert found == 2 * ["1.000", "2.000", "3.000", "4.000"]  # with the residual and without
+
+
+def test_checkpoints_are_told_apart():
+    assert report.short_names(["a/steps/000100", "a/steps/000200", None]) == ["000100", "000200", "--model"]
+    assert report.short_names(["runs/a/model", "runs/b/model", None]) == ["a/model", "b/model", "--model"]
 
 
 def test_least_and_most_linear_tokens(bundled):

@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from jmat import forward, mesh, models, resume, training
+from jmat import checkpoint, forward, mesh, models, resume, training
 from jmat.data import packing
 from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results
@@ -252,6 +252,7 @@ WORDS = "return the value of each array when a given shape is not known before i
 FLAGS = {
     "vocab_size": 280, "layers": 2, "width": 8, "heads": 2, "length": 32, "batch_size": 8, "steps": 300,
     "warmup_steps": 5, "checkpoint_every": 30, "average_checkpoints": 3, "log_every": 50, "eval_every": 100,
+    "keep_every": 150,
 }  # fmt: skip
 
 
@@ -280,6 +281,10 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_model_bit_for_bit(tmp_path)
         code, _, said = finishing.finish()
         assert code == 0, said
     assert (whole / "model" / "model.safetensors").read_bytes() == (broken / "model" / "model.safetensors").read_bytes()
+    for step in ("000150", "000300"):
+        kept = [out / "steps" / step for out in (whole, broken)]
+        assert kept[0].joinpath("model.safetensors").read_bytes() == kept[1].joinpath("model.safetensors").read_bytes()
+        assert checkpoint.load_model(kept[0]).config.layers == 2
     rows = [[r for r in read_results(out)["rows"] if r["metric"] != "tokens_per_second"] for out in (whole, broken)]
     assert rows[0] == rows[1]
     assert [r["step"] for r in rows[0] if r["metric"] == "loss"] == list(range(50, 301, 50))

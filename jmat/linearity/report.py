@@ -178,7 +178,12 @@ def own_rows(rows: Sequence[Row]) -> list[Row]:
 
 def step_rows(rows: Sequence[Row]) -> list[Row]:
     """The model's rows of steps from a layer to the next."""
-    return [row for row in own_rows(rows) if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+    return next_steps(own_rows(rows))
+
+
+def next_steps(rows: Sequence[Row]) -> list[Row]:
+    """The rows of steps from a layer to the next, of whatever model or difference."""
+    return [row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -252,7 +257,7 @@ def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, ti
     names.sort(key=lambda name: name is None)  # the model itself comes last
     metrics = {"linearity_held_out": "with the residual", "linearity_without_residual_held_out": "without the residual"}
     rows = [row for row in results["rows"] if row["metric"] in metrics and row["value"] is not None]
-    rows = [row for row in rows if row.get("target") == row["layer"] + 1 and "against" not in row]
+    rows = [row for row in next_steps(rows) if "against" not in row]
     L = max(row["target"] for row in rows)
 
     def fill(figure: Figure) -> None:
@@ -263,8 +268,7 @@ def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, ti
                 shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
                 x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
                 line(panel, x, [mine[names[k]] for k in x], (shade, "o"))
-            labels = [pathlib.PurePath(name or "--model").name for name in names]
-            panel.set_xticks(range(len(names)), labels, rotation=30, ha="right")
+            panel.set_xticks(range(len(names)), short_names(names), rotation=30, ha="right")
             panel.set_title(f"layer to layer, {name}")
         panels[0].set_ylabel("linearity, held out")
         legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
@@ -272,9 +276,16 @@ def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, ti
     draw(path, fill, title=title, size=(7.2, 3.4))
 
 
+def short_names(names: Sequence[str | None]) -> list[str]:
+    """As many of the last parts of every path as tell all checkpoints apart; None is the model itself."""
+    paths = [pathlib.PurePath(name or "--model").parts for name in names]
+    count = next((n for n in range(1, 9) if len({path[-n:] for path in paths}) == len(paths)), 9)
+    return [str(pathlib.PurePath(*path[-count:])) for path in paths]
+
+
 def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
     """Over the layers: the model's held-out linearity minus the other's."""
-    rows = [row for row in results["rows"] if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+    rows = next_steps(results["rows"])
     looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
 
     def fill(figure: Figure) -> None:

@@ -57,6 +57,8 @@ class How:
                 raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(valid)}.")
         if self.rescore and self.spans:
             raise ValueError("rescore and spans do not go together: a span is chosen as a whole, not block by block.")
+        if config.layers == 1:
+            raise ValueError("the model has a single block: there is none to remove.")
         if not 1 <= remove < config.layers:
             raise ValueError(
                 f"remove={remove}: expected 1 .. {config.layers - 1}; the model has {config.layers} blocks and keeps "
