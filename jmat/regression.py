@@ -194,8 +194,18 @@ class Factors:
             ValueError: as `solve`.
         """
         Y = self._targets(Y)
+        if self.mean is not None:
+            Y = Y - _mean(Y)
+        total = float(energy(Y))
+        return float(self.projected(Y)) / total if total > 0 else 1.0
+
+    def projected(self, Y: Float[Array, "N R"]) -> Float[Array, ""]:
+        """`||Qᵀ Y||²` in float64, what of Y's `energy` a map explains, for centred Y where X is centred.
+
+        For many targets: nothing is checked, and nothing waited for.
+        """
         with jax.enable_x64(True):
-            return float(_explained(self, Y))
+            return _projected(self.Q, self.spectrum, Y)
 
     def _targets(self, Y: Any) -> Array:
         N = self.X.shape[0]
@@ -249,14 +259,23 @@ def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
 
 
 @jax.jit
-def _explained(factors: Factors, Y: Array) -> Array:
-    Y = Y if factors.mean is None else Y - _mean(Y)
-    B = _matmul(factors.Q.T, Y)
-    if factors.spectrum is not None:  # what Q has beyond X's rank is rounding
-        U, *_, kept = factors.spectrum
+def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
+    B = _matmul(Q.T, Y)
+    if spectrum is not None:  # what Q has beyond X's rank is rounding
+        U, *_, kept = spectrum
         B = jnp.where(kept[:, None], _matmul(U.T, B), 0)
-    total, found = (jnp.sum(jnp.square(values), dtype=jnp.float64) for values in (Y, B))
-    return jnp.where(total > 0, found / jnp.where(total > 0, total, 1), 1)
+    return _sum_of_squares(B)
+
+
+def energy(Y: Float[Array | np.ndarray, "N R"]) -> Float[Array, ""]:
+    """`||Y||²`, in float64."""
+    with jax.enable_x64(True):
+        return _sum_of_squares(Y)
+
+
+@jax.jit
+def _sum_of_squares(values: Array) -> Array:
+    return jnp.sum(jnp.square(values), dtype=jnp.float64)
 
 
 @jax.jit

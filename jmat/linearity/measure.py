@@ -19,7 +19,7 @@ from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.data.packing import Batch
 from jmat.mesh import data_mesh, replicate
-from jmat.regression import centre, factorise_each
+from jmat.regression import centre, energy, factorise_each
 from jmat.sites import SUBMODULES
 from jmat.streaming.fit import Linearity, anisotropy, fit, linearity
 from jmat.streaming.moments import Moments, Pair, mean
@@ -140,11 +140,17 @@ def measure(
 def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, int], float]:
     """In-sample linearity of h_j in h_i for all i < j, from stored activations h_0 .. h_L; within 1e-6 of float64.
 
-    One factorisation for every i, and one product of matrices for every pair.
+    One factorisation for every i, and one product of matrices for every pair. 1 where h_j does not vary.
+
+    Raises ValueError for NaN and infinity.
     """
     centred = [centre(stream) for stream in streams]
+    totals = [float(energy(stream)) for stream in centred]
+    if not np.isfinite(totals).all():
+        raise ValueError(f"stream {int(np.argmin(np.isfinite(totals)))} holds NaN or infinity for some example.")
     sources = factorise_each(centred[:-1])
-    return {(i, j): X.explained(centred[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
+    found = {(i, j): X.projected(centred[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
+    return {(i, j): float(part) / totals[j] if totals[j] > 0 else 1.0 for (i, j), part in found.items()}
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
