@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -142,13 +142,14 @@ def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False)
     model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **how)
     if needs_head and model.head is None:
         raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
-    check_same_weights(FLAGS.model, model)
     masked = not model.config.causal
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
     source = FLAGS.examples or FLAGS.corpus
-    return Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
+    job = Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
+    check_same_weights(FLAGS.model, lambda: job.model_hash)
+    return job
 
 
 def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any], pathlib.Path]:
@@ -173,10 +174,10 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
     return config, out
 
 
-def check_same_weights(name: str, model: Any) -> None:
-    """Raises ValueError, on all hosts, where they have read different weights under one name."""
+def check_same_weights(name: str, fingerprint: Callable[[], str]) -> None:
+    """Raises ValueError, on all hosts, where they have read different weights under one name; one alone hashes none."""
     if hosts.count() > 1:
-        hosts.check_same({f"the hash of the weights of {name}": model_hash(parameters(model))})
+        hosts.check_same({f"the hash of the weights of {name}": fingerprint()})
 
 
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:

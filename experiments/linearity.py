@@ -29,10 +29,12 @@ from absl import flags
 from experiments import cli, common, passes
 from jmat import hosts
 from jmat.capture import check_examples, stream_sites
+from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data.packing import Batch
 from jmat.linearity import report
 from jmat.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
+from jmat.maps import model_hash
 from jmat.plots import plot_r2
 from jmat.results import format_table
 from jmat.sites import SUBMODULES
@@ -96,7 +98,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
     how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
     how |= {"revision": None if is_folder else name, "ignore_config": tuple(FLAGS.ignore_config)}
     model, _ = load(name if is_folder else FLAGS.model, **how)
-    common.check_same_weights(name, model)
+    common.check_same_weights(name, lambda: model_hash(parameters(model)))
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))
     if mine != theirs:
         raise ValueError(

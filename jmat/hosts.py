@@ -196,7 +196,7 @@ def check_same(what: Mapping[str, Any]) -> None:
     for k, given in enumerate(all_given):
         for name in {**all_given[0], **given}:
             values = all_given[0].get(name), given.get(name)
-            if values[0] != values[1]:
+            if json.dumps(values[0]) != json.dumps(values[1]):  # NaN is the same as NaN here
                 raise ValueError(
                     f"{name} is {values[0]!r} in process 0 and {values[1]!r} in process {k}; all must work on the same."
                 )
