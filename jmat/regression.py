@@ -114,8 +114,12 @@ def factorise(
     intercept: bool = False,
     ridge: float | int = 0.0,
     rcond: float | None = None,
+    condition: bool = True,
 ) -> "Factors":
-    """The part of `lstsq` that all targets of one source share. Takes and raises what `lstsq` does."""
+    """The part of `lstsq` that all targets of one source share. Takes and raises what `lstsq` does.
+
+    The condition number costs an SVD of its own, and is left out (None) by flag.
+    """
     if X.ndim != 2 or 0 in X.shape:
         raise ValueError(f"expected X [N, D] with at least one example and one coordinate, got {X.shape}")
     if not 0 <= ridge < np.inf:
@@ -124,9 +128,10 @@ def factorise(
         raise ValueError(f"rcond must be in [0, 1), or None for the default, got {rcond}")
     X = jnp.asarray(X)
     X = _checked("X", X, X.dtype)
-    Q, R, mean, rank, condition = _factorise(X, rcond, intercept=intercept)
+    Q, R, mean, rank = _factorise(X, rcond, intercept=intercept)
     spectrum = None if int(rank) == X.shape[1] else _spectrum(R, rcond)
-    return Factors(X, Q, R, mean, spectrum, rank, condition, float(ridge) if ridge else None)
+    number = condition_number(R, rank) if condition else None
+    return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
 
 
 def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: Any) -> Iterator["Factors"]:
@@ -161,7 +166,7 @@ class Factors:
         mean: of X's rows, or None without an intercept.
         spectrum: where R is rank deficient, U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count.
         rank: as in `Solution`.
-        condition: as in `Solution`.
+        condition: as in `Solution`; None if it was not asked for.
         ridge: the penalty, or None.
     """
 
@@ -238,9 +243,18 @@ def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tup
     with jax.default_matmul_precision("highest"):
         mean = _mean(X) if intercept else None
         Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
-        s = jnp.linalg.svd(R / _scale(R, rcond), compute_uv=False)
-        rank = jnp.sum(_counts(s, rcond), dtype=jnp.int32)
-        return Q, R, mean, rank, condition_number(R, rank)
+        return Q, R, mean, _rank(R / _scale(R, rcond), rcond)
+
+
+def _rank(R: Array, rcond: Array | float | None) -> Array:
+    """By the singular values, unless `||R|| ||R⁻¹||`, which costs a tenth, shows that all of them count by far."""
+    rows, D = R.shape
+    by_values = lambda: jnp.sum(_counts(jnp.linalg.svd(R, compute_uv=False), rcond), dtype=jnp.int32)  # noqa: E731
+    if rows < D:
+        return by_values()
+    bound = jnp.linalg.norm(R) * jnp.linalg.norm(solve_triangular(R, jnp.eye(D, dtype=R.dtype)))
+    full = 10 * _smallest(R, rcond) * bound < 1  # NaN and infinity are not
+    return jax.lax.cond(full, lambda: jnp.int32(D), by_values)
 
 
 @jax.jit
@@ -300,7 +314,12 @@ def _spectrum(R: Array, rcond: Array | float | None) -> tuple[Array, ...]:
 
 def _counts(s: Array, rcond: Array | float | None) -> Array:
     """Which singular values are not zero up to rounding."""
-    return s > (RANK_EPS * jnp.finfo(s.dtype).eps if rcond is None else rcond) * s[0]
+    return s > _smallest(s, rcond) * s[0]
+
+
+def _smallest(values: Array, rcond: Array | float | None) -> Array | float:
+    """What part of the largest singular value another must exceed to count."""
+    return RANK_EPS * float(jnp.finfo(values.dtype).eps) if rcond is None else rcond
 
 
 def _mean(values: Array) -> Array:
@@ -342,6 +361,7 @@ def ridge_solution(R: Array, B: Array, ridge: Array | float) -> Array:
     return solve_triangular(R_ridge, _matmul(Q[: R.shape[0]].T, B))
 
 
+@jax.jit
 def condition_number(R: Array, rank: Array) -> Array:
     """Largest over smallest singular value of R, of those that count; 1 where none does."""
     s = jnp.linalg.svd(R, compute_uv=False)

@@ -236,6 +236,18 @@ def test_factors_serve_any_targets(how):
         factors.solve(targets[0][1:])
 
 
+@pytest.mark.parametrize("rcond", [None, 3e-3])
+@pytest.mark.parametrize("condition", [1e1, 1e3, 1e5, 3e7])
+def test_rank_is_that_of_the_singular_values_whether_they_are_needed_or_not(condition, rcond):
+    rng = np.random.default_rng(13)
+    U, V = (np.linalg.qr(rng.standard_normal(shape))[0] for shape in ((N, D), (D, D)))
+    X = (U * np.logspace(0, -np.log10(condition), D) @ V.T).astype(np.float32)
+    s = np.linalg.svd(X if rcond else X / np.linalg.norm(X, axis=0), compute_uv=False)
+    factors = factorise(X, rcond=rcond, condition=False)
+    assert int(factors.rank) == np.sum(s > (rcond or regression.RANK_EPS * np.finfo(np.float32).eps) * s[0])
+    assert factors.condition is None
+
+
 def test_solution_is_a_pytree():
     solution = lstsq(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32))
     doubled = jax.jit(lambda s: jax.tree.map(lambda leaf: leaf + leaf, s))(solution)

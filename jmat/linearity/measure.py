@@ -148,7 +148,7 @@ def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int
     totals = [float(energy(stream)) for stream in centred]
     if not np.isfinite(totals).all():
         raise ValueError(f"stream {int(np.argmin(np.isfinite(totals)))} holds NaN or infinity for some example.")
-    sources = factorise_each(centred[:-1])
+    sources = factorise_each(centred[:-1], condition=False)
     found = {(i, j): X.projected(centred[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
     return {(i, j): float(part) / totals[j] if totals[j] > 0 else 1.0 for (i, j), part in found.items()}
 

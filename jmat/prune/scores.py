@@ -54,7 +54,8 @@ def _linearities(
     differs. One factorisation serves all candidates that begin at the same block.
     """
     found, starts = {}, sorted({start for start, _ in candidates})
-    for i, factors in zip(starts, factorise_each([streams[i] for i in starts], intercept=True), strict=True):
+    sources = factorise_each([streams[i] for i in starts], intercept=True, condition=False)
+    for i, factors in zip(starts, sources, strict=True):
         stops = [stop for start, stop in candidates if start == i]
         for j in stops:
             # The block's own contribution: h_i would be fitted exactly anyway, and hides small residuals by its size.
