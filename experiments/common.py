@@ -116,12 +116,23 @@ class Job:
         return MapsInfo(
             model=FLAGS.model,
             model_hash=self.model_hash,
-            protocol=f"{FLAGS.protocol}{', all tokens' if self.config.get('fit_tokens') == 'all' else ''}",
+            protocol=self._protocol(),
             corpus=FLAGS.examples or FLAGS.corpus,
             n=self.examples.fit.num_examples if n is None else n,
             seed=FLAGS.seed,
             dtype=FLAGS.dtype,
         )
+
+    def _protocol(self) -> str:
+        """Its name, and what was asked for that it leaves open."""
+        words = [FLAGS.protocol]
+        if self.config.get("fit_tokens") == "all":
+            words.append("all tokens")
+        elif FLAGS.positions_per_sentence > 1:
+            words.append(f"{FLAGS.positions_per_sentence} positions a sentence")
+        chosen = {name: self.config[name] for name in ("skip_first", "skip_special")}
+        words += [f"{name}={str(value).lower()}" for name, value in chosen.items() if value is not None]
+        return ", ".join(words)
 
     def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Writes results.json; returns it."""

@@ -93,3 +93,4 @@ def test_results_of_both_routes_agree(tmp_path):
         for route in ("auto", "streaming"):
             maps, info = load_maps(tmp_path / f"{kind}-{route}")
             assert (info.n, len(maps)) == read
+            assert info.protocol == ("jmat, all tokens, skip_first=2" if kind == "all" else "din2023")

@@ -60,8 +60,9 @@ def _linearities(
         for j in stops:
             # The block's own contribution: h_i would be fitted exactly anyway, and hides small residuals by its size.
             contribution = streams[j] - streams[i]
-            residual = (1 - factors.explained(contribution)) * _centred_energy(contribution)
-            energy = _centred_energy(contribution if without_residual else streams[j])
+            own = _centred_energy(contribution)
+            residual = (1 - factors.explained(contribution)) * own
+            energy = own if without_residual else _centred_energy(streams[j])
             found[i, j] = float(1 - residual / energy) if energy > 0 else 1.0  # what does not vary is linear
     return found
 
