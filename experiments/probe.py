@@ -5,7 +5,8 @@
 
 Fits a linear classifier (ridge, or --classifier=logistic; scikit-learn) to the stream at every layer, and reports its
 accuracy on held-out examples, with intervals, beside that of always saying the most frequent label. --labels is a file
-of JSON lines, `{"text": "…", "label": "…"}`; a causal model is read at a text's last token, a masked one at [CLS].
+of JSON lines, `{"text": "…", "label": "…"}`: three quarters of them, drawn by --seed, to fit on, the others to evaluate
+on (--num_fit and --num_eval are the corpus's); a causal model is read at a text's last token, a masked one at [CLS].
 Without a file, probes predict the class of the next token (of the masked one) at the corpus's positions: word, piece of
 a word, number, punctuation, or end. --against gives a second model, such as the same one after fine-tuning or pruning.
 Writes results.json and probe.png. About two minutes on two CPU cores with the bundled models. Expect accuracy to rise
@@ -42,9 +43,10 @@ def main(argv: list[str]) -> None:
         rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, *other, labelled)]
     results = job.finish(rows)
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
-    plot_by_layer(
-        {**results, "rows": by_layer}, ("accuracy",), job.out / "probe.png", title=f"{job.config['model']}: probes"
-    )
+    layers = dict.fromkeys(row["layer"] for row in by_layer)
+    level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
+    drawn = {**results, "rows": [*by_layer, *level]}
+    plot_by_layer(drawn, ("accuracy",), job.out / "probe.png", title=f"{job.config['model']}: probes")
     print(format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",)))
     for row in rows:
         if "layer" not in row:
