@@ -32,7 +32,9 @@ _CHECK_EVERY = flags.DEFINE_integer("check_every", 2, "The cheap check looks at 
 _SHORT_LIST = flags.DEFINE_integer("short_list", 512, "The cheap check reads so many words of the head.", lower_bound=2)
 _DELTA = flags.DEFINE_float("delta", 0.1, "Disagreement with the full model to stay under.", 0.0, 1.0)
 _EPSILON = flags.DEFINE_float("epsilon", 0.05, "Chance that the bound on disagreement fails.", 0.0, 1.0)
-_TIMING = flags.DEFINE_integer("timing_examples", 64, "Examples timed; 0 times nothing.", lower_bound=0)
+_TIMING = flags.DEFINE_integer(
+    "timing_examples", 64, "Examples timed, if there are as many; 0 times nothing.", lower_bound=0
+)
 
 
 def main(argv: list[str]) -> None:
@@ -60,7 +62,7 @@ def main(argv: list[str]) -> None:
     rows += saved_rows(outcomes, L, split.rows, seed=seed)
     rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
-        sample = split, job.mask_token, _TIMING.value
+        sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     save_maps(job.out, {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}, job.maps_info())
     results = job.finish(rows)

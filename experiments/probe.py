@@ -21,7 +21,7 @@ from experiments import cli, common
 from jmat.capture import check_examples, stream_sites, target_tokens
 from jmat.checkpoint.load import load
 from jmat.plots import plot_by_layer
-from jmat.probe import CLASSIFIERS, labelled_examples, probe_rows, read_labelled, token_classes
+from jmat.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
@@ -36,10 +36,12 @@ def main(argv: list[str]) -> None:
     common.check_sklearn("probe")
     labelled = read_labelled(_LABELS.value) if _LABELS.value else None
     job = common.start("probe")
-    rows = probe(job, job.model, job.tokenizer, labelled)
+    other = None
     if _AGAINST.value:
         cli.say(f"loading {_AGAINST.value}")
         other = load(_AGAINST.value, dtype=job.config["dtype"])
+    rows = probe(job, job.model, job.tokenizer, labelled)
+    if other is not None:
         rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, *other, labelled)]
     results = job.finish(rows)
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
@@ -67,6 +69,7 @@ def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[di
         examples = job.examples if model is job.model else common.prepare_examples(model, tokenizer, job.source)
         splits = {"fit": examples.fit, "eval": examples.eval}
         labels = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
+    check_labels(labels["fit"])
     check_examples(examples, model.config)
     sites = stream_sites(model.config.layers)
     both = common.capture_both(model, examples, sites, mask_token)

@@ -13,6 +13,7 @@ and that the model becomes better; whether shortcuts gain is the question here.
 """
 
 import json
+import math
 import pathlib
 import shlex
 import shutil
@@ -41,6 +42,9 @@ def main(argv: list[str]) -> None:
     """Runs the study."""
     del argv
     models = list(variants(_KINDS.value, _WEIGHTS.value))
+    more = {"pretrain": more_flags(_PRETRAIN)} | {experiment: more_flags(_MEASURE) for experiment in MEASURES}
+    for experiment, given in more.items():
+        check_flags(experiment, given)
     out = pathlib.Path(_OUT.value)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
     claim_output_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
@@ -49,10 +53,10 @@ def main(argv: list[str]) -> None:
         name = f"{kind} {weight:g}" if weight else kind
         folder = out / name.replace(" ", "-")
         penalty = [f"--regularizer={kind}", f"--reg_weight={weight}"]
-        trained = step("pretrain", folder / "pretrain", [*penalty, *shlex.split(_PRETRAIN.value)])
+        trained = step("pretrain", folder / "pretrain", [*penalty, *more["pretrain"]])
         rows += [{"map": name, **row} for row in trained["rows"] if row["metric"] == "eval_loss"]
         for experiment, wanted in MEASURES.items():
-            given = [f"--model={folder / 'pretrain' / 'model'}", *shlex.split(_MEASURE.value)]
+            given = [f"--model={folder / 'pretrain' / 'model'}", *more[experiment]]
             rows += reported(name, step(experiment, folder / experiment, given), wanted)
     results = write_results(out, "regularizer_study", config, rows)
     plot_by_layer(results, BY_LAYER, out / "regularizer_study.png", title="the same model under different penalties")
@@ -72,9 +76,30 @@ def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]
             raise ValueError(f"--kinds has {kind!r}; choose from {', '.join(KINDS)}.")
         for weight in ["0"] if kind == "none" else weights:
             try:
-                yield kind, float(weight)
+                number = float(weight)
             except ValueError:
-                raise ValueError(f"--weights has {weight!r}; expected numbers, such as 0.1,0.5,2.") from None
+                number = math.nan
+            if not 0 <= number < math.inf:
+                raise ValueError(f"--weights has {weight!r}; expected numbers from 0 on, such as 0.1,0.5,2.")
+            yield kind, number
+
+
+def more_flags(flag: Any) -> list[str]:
+    """The flags that are one flag's value."""
+    try:
+        return shlex.split(flag.value)
+    except ValueError as error:
+        raise ValueError(f"--{flag.name}={flag.value} does not read as flags: {error}.") from None
+
+
+def check_flags(experiment: str, given: list[str]) -> None:
+    """Raises ValueError where an experiment does not take these flags, before any model is trained."""
+    if not given:
+        return
+    command = [sys.executable, "-m", f"experiments.{experiment}", *given]
+    found = subprocess.run([*command, "--only_check_args"], check=False, capture_output=True, text=True)
+    if found.returncode:
+        raise ValueError(f"{experiment} does not take {shlex.join(given)}: {found.stderr.strip().splitlines()[0]}")
 
 
 def step(experiment: str, out: pathlib.Path, given: list[str]) -> dict[str, Any]:

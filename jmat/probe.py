@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
-from jmat.data.sampling import tokenize
+from jmat.data.sampling import tokenize_each
 from jmat.metrics import bootstrap_mean
 from jmat.progress import track
 
@@ -53,14 +53,14 @@ def labelled_examples(
     splits: dict[str, Split] = {}
     kept: dict[str, Shaped[ndarray, " N"]] = {}
     for name, chosen in (("fit", order[:cut]), ("eval", order[cut:])):
-        pieces = [tokenize([texts[i]], tokenizer, max_length, special_tokens=masked) for i in chosen]
-        tokens = [piece[0] for piece in pieces if piece]
+        pieces = tokenize_each([texts[i] for i in chosen], tokenizer, max_length, special_tokens=masked)
+        tokens = [piece for piece in pieces if piece is not None]
         if not tokens:
             raise ValueError(f"{len(texts)} labelled texts leave none to {name}; give more of them.")
         lengths = np.asarray([len(t) for t in tokens], np.int32)
         positions = np.zeros_like(lengths) if masked else lengths - 1
         splits[name] = Split(tokens=np.concatenate(tokens), lengths=lengths, positions=positions)
-        kept[name] = np.asarray([labels[i] for i, piece in zip(chosen, pieces, strict=True) if piece])
+        kept[name] = np.asarray([labels[i] for i, piece in zip(chosen, pieces, strict=True) if piece is not None])
     return Examples(**splits), kept
 
 
@@ -113,11 +113,7 @@ def probe_rows(
 
     Raises ValueError where the fit examples have but one label.
     """
-    kinds, counts = np.unique(labels["fit"], return_counts=True)
-    if len(kinds) < 2:
-        raise ValueError(
-            f"all {len(labels['fit'])} examples to fit on have the label {str(kinds[0])!r}; give more of them."
-        )
+    kinds, counts = check_labels(labels["fit"])
     right = {layer: _right(fit[layer], held_out[layer], labels, classifier) for layer in track(list(fit), progress)}
     majority = labels["eval"] == kinds[counts.argmax()]
     mean, low, high = bootstrap_mean(
@@ -128,6 +124,14 @@ def probe_rows(
         {**name, "metric": "accuracy", "value": float(m), "low": float(l), "high": float(h), "n": len(majority)}
         for name, m, l, h in zip(names, mean, low, high, strict=True)
     ]
+
+
+def check_labels(labels: Shaped[ndarray, " N"]) -> tuple[Shaped[ndarray, " K"], Int[ndarray, " K"]]:
+    """The different labels of the examples to fit on, and how often each comes. Raises ValueError for a single one."""
+    kinds, counts = np.unique(labels, return_counts=True)
+    if len(kinds) < 2:
+        raise ValueError(f"all {len(labels)} examples to fit on have the label {str(kinds[0])!r}; give more of them.")
+    return kinds, counts
 
 
 def _right(X: ndarray, X_eval: ndarray, labels: Mapping[str, ndarray], classifier: str) -> ndarray:

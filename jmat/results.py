@@ -4,6 +4,7 @@ A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
 """
 
+import fnmatch
 import importlib.metadata
 import json
 import math
@@ -22,8 +23,9 @@ from jmat.files import save_atomically
 Row = Mapping[str, Any]
 
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
-# What runs leave in their folder, and --overwrite therefore removes. Nothing else there is ever touched.
+# What runs leave in their folder, and --overwrite therefore replaces. Nothing else there is ever touched.
 _LEFT_BY_RUNS = ("results.json", "maps.json", "maps.safetensors", "*.png", "checkpoints", "model", "steps")
+_REPLACED = "replaced"  # where that stays until there are new results
 
 
 def claim_output_folder(
@@ -37,22 +39,25 @@ def claim_output_folder(
         out: the folder; made if it is not there.
         experiment: its name.
         config: its flags, without those that do not matter to the results.
-        overwrite: take the folder from another run, and remove what that run left in it.
+        overwrite: take the folder from another run. What that run left in it moves to OUT/replaced, and is deleted
+            when there are new results.
 
     Raises:
-        ValueError: a flag is not a finite number; the folder belongs to another experiment or to other flags (all of
-            them named), holds files of something else, or cannot be written.
+        ValueError: a flag is not a finite number, or names something that the run would replace; the folder belongs to
+            another experiment or to other flags (all of them named), holds files of something else, or cannot be
+            written.
     """
     out = pathlib.Path(out)
     for name, value in config.items():
         if isinstance(value, float) and not np.isfinite(value):
             raise ValueError(f"--{name}={value}: expected a finite number.")
+        _check_is_not_replaced(out, name, value)
     try:
         mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
         owner = out / "run.json"
         if owner.exists():
             _check_owner(out, mine, overwrite=overwrite)
-        elif out.is_dir() and (foreign := [*out.glob("*.json"), *out.glob("*.safetensors")]) and not overwrite:
+        elif foreign := [path for pattern in ("*.json", "*.safetensors", *_LEFT_BY_RUNS) for path in out.glob(pattern)]:
             raise ValueError(
                 f"{out} holds {foreign[0].name}, and no run.json that says which run wrote it; choose another --out."
             )
@@ -81,6 +86,7 @@ def write_results(
     }
     text = _to_json(results)
     save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(text, "utf-8"))
+    shutil.rmtree(pathlib.Path(out) / _REPLACED, ignore_errors=True)
     return json.loads(text)
 
 
@@ -182,9 +188,7 @@ def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) ->
             return
         raise ValueError(f"{out / 'run.json'} is damaged; choose another --out, or --overwrite.") from None
     if overwrite:
-        for pattern in _LEFT_BY_RUNS:
-            for path in out.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _move_aside(out)
     elif experiment != mine["experiment"]:
         raise ValueError(
             f"{out} belongs to experiment {experiment}, this is {mine['experiment']}; choose another --out, or "
@@ -195,6 +199,31 @@ def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) ->
         raise ValueError(
             f"{out} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
         )
+
+
+def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
+    """Raises ValueError where a flag names a file or folder among those that a run in this folder writes."""
+    home = out.resolve()
+    for name in value if isinstance(value, list | tuple) else [value]:
+        path = pathlib.Path(name).expanduser().resolve() if isinstance(name, str) and name else None
+        if path is None or not path.exists() or not path.is_relative_to(home):
+            continue
+        inside = path.relative_to(home).parts
+        if not inside or any(fnmatch.fnmatch(inside[0], pattern) for pattern in _LEFT_BY_RUNS):
+            raise ValueError(
+                f"--{flag}={name} lies in the output folder {out}, which is written to: choose another --out."
+            )
+
+
+def _move_aside(out: pathlib.Path) -> None:
+    """What a run left, to OUT/replaced; that of a run before it, which has no successor yet, stays there instead."""
+    aside = out / _REPLACED
+    for path in [path for pattern in _LEFT_BY_RUNS for path in out.glob(pattern)]:
+        if (aside / path.name).exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        else:
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / path.name)
 
 
 def _plain_row(index: int, row: Row) -> dict[str, Any]:

@@ -67,14 +67,22 @@ def _question(fields: Mapping[str, Any]) -> Question:
         raise ValueError("it has neither a question nor a context")
     if "question" in fields and "context" in fields:
         raise ValueError("it has both a question and a context")
-    prompt = f"Question: {fields['question']}\nAnswer:" if "question" in fields else fields["context"]
-    choices, answer = fields["choices"], fields["answer"]
-    texts = [prompt, *choices] if isinstance(choices, list) else []
-    if len(texts) < 3 or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError("the prompt and two or more choices should be texts, none of them empty")
+    kind = "question" if "question" in fields else "context"
+    asked, choices, answer = fields[kind], fields["choices"], fields["answer"]
+    if not _is_text(asked):
+        raise ValueError(f"the {kind} is {asked!r}, not a text, or an empty one")
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise ValueError(f"choices={choices!r} is no list of two or more texts")
+    if wrong := [choice for choice in choices if not _is_text(choice)]:
+        raise ValueError(f"the choice {wrong[0]!r} is not a text, or an empty one")
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise ValueError(f"answer={answer!r} is no index of {len(choices)} choices")
+    prompt = f"Question: {asked}\nAnswer:" if kind == "question" else asked
     return Question(prompt, tuple(choices), answer)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def check_causal(model: Any, tokenizer: Any, name: str) -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jmat.maps import load_maps
 from jmat.study import reported
 from tests.scripts import ROOT, on, rows_of, run, start
+from tests.test_linearity import cut_examples
 from tests.test_reference import REFERENCE, WEIGHTS, check
 
 SCRIPTS = (
@@ -62,6 +63,9 @@ def test_submodule_ablation_and_subsets(tmp_path):
 @pytest.mark.slow
 def test_early_exit_reports_cost_and_calibration(tmp_path):
     printed, _ = run("early_exit", *on("gpt2", tmp_path, timing_examples=4))
+    cut_examples(tmp_path / "few.npz", "gpt2", (200, 5))
+    run("early_exit", *on("gpt2", tmp_path / "few", examples=tmp_path / "few.npz"))
+    assert {row["metric"] for row in rows_of(tmp_path / "few")} >= {"time_ratio"}
     rows = rows_of(tmp_path)
     figures = json.loads((REFERENCE / "gpt2" / "figures.json").read_text())["rows"]
     check(rows, [row for row in figures if "lambda" in row])
@@ -190,6 +194,21 @@ def test_the_example_in_the_readme_runs(capsys):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
     exec(compile(code, "README.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--weights=1,-1", "--weights has '-1'; expected numbers from 0 on"),
+        ("--weights=nan", "--weights has 'nan'"),
+        ("--pretrain='--steps=3", "--pretrain='--steps=3 does not read as flags: No closing quotation"),
+        ("--pretrain=--layer=3", "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line"),
+    ],
+)
+def test_a_study_checks_weights_and_flags_before_it_trains(tmp_path, flag, says):
+    _, said = run("regularizer_study", flag, f"--out={tmp_path / 'out'}", code=1)
+    assert said.startswith(f"error: {says}")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_study_reports_one_figure_a_layer_and_metric():

@@ -227,6 +227,14 @@ def test_intrinsic_dimension_is_that_of_the_surface():
         intrinsic_dimension(np.eye(6))
 
 
+def test_a_layer_without_intrinsic_dimension_says_why():
+    points = np.random.default_rng(0).standard_normal((50, 3))
+    none, some = report.dimension_rows([points[[0, 1] * 25], points])
+    assert none["value"] is None
+    assert "needs four at least" in none["note"]
+    assert some["low"] < some["value"] < some["high"]
+
+
 @pytest.mark.slow
 def test_script(tmp_path):
     arrays = cut_examples(tmp_path / "few.npz", "gpt2", (150, 60))
@@ -256,6 +264,8 @@ def test_script(tmp_path):
     assert "only models of one shape" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", skip_first=3, overwrite=True), code=1)
     assert "needs --protocol=jmat" in said
+    _, said = run("linearity", *on("gpt2", tmp_path / "no", revisions="steps/20"), code=1)
+    assert "has no revision 'steps/20'" in said
 
 
 def test_docstring_opens_with_the_question_and_gives_the_command():

@@ -92,6 +92,12 @@ def test_a_file_is_no_model(folder):
         find(folder / "config.json")
 
 
+def test_only_the_hub_has_revisions(folder):
+    for name in (folder, "gpt2-docs"):
+        with pytest.raises(ValueError, match="is on this machine, not on the hub: it has no revision 'steps/20'"):
+            find(name, revision="steps/20")
+
+
 def test_a_hub_id_that_is_not_cached_is_one_sentence_offline(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name, revision in (("gpt2-none", None), ("someone/model", "main")):

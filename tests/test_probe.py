@@ -50,13 +50,17 @@ def test_token_classes(tokenizers):
         assert {name for token, name in words.items() if token.startswith("##")} <= {"piece", "number"}
 
 
-def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers):
+def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers, caplog):
     texts, labels = [f"Returns value {i}" for i in range(20)], [str(i % 2) for i in range(20)]
     for family, masked in (("gpt2", False), ("bert", True)):
         examples, kept = labelled_examples(texts, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
         assert (examples.fit.num_examples, examples.eval.num_examples) == (15, 5)
         assert (examples.fit.positions == (0 if masked else examples.fit.lengths - 1)).all()
         assert sorted([*kept["fit"], *kept["eval"]]) == sorted(labels)
+        long = ["Returns " * 40 if i % 4 else text for i, text in enumerate(texts)]
+        caplog.clear()
+        labelled_examples(long, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
+        assert [f"of {count} sentences were cut" in caplog.messages[i] for i, count in enumerate((15, 5))] == [True] * 2
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,12 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
     assert losses[-1] < 0.98 * losses[0]
 
 
+def test_distilling_that_diverges_is_told(whole):
+    maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
+    with pytest.raises(ValueError, match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate"):
+        distil(whole.model, small(whole.split, 24), maps, steps=4, learning_rate=1e9)
+
+
 @pytest.mark.slow
 def test_blocks_chosen_by_kl_again_after_each_merge(whole, text):
     how = plans.How(method="merge", score="kl", rescore=True, score_sentences=24)

@@ -105,15 +105,36 @@ def test_another_runs_folder_is_refused_and_says_why(tmp_path, experiment, confi
     assert (tmp_path / "run.json").read_bytes() == before
 
 
-def test_overwrite_removes_what_runs_leave_and_nothing_else(tmp_path):
+def test_overwrite_keeps_what_runs_leave_until_there_are_new_results_and_touches_nothing_else(tmp_path):
     claim_output_folder(tmp_path, "r2", CONFIG)
     for name in ("checkpoints", "model"):
         (tmp_path / name).mkdir()
     for name in ("results.json", "r2.png", "checkpoints/0", "model/config.json", "maps.safetensors", "notes.txt"):
         (tmp_path / name).write_text("old")
     claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt"}
-    claim_output_folder(tmp_path, "layer_jump", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "replaced"}
+    (tmp_path / "maps.safetensors").write_text("half of new ones: the run failed")
+    claim_output_folder(tmp_path, "peek", {}, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "replaced"}
+    assert (tmp_path / "replaced" / "maps.safetensors").read_text() == "old"
+    assert (tmp_path / "replaced" / "model" / "config.json").read_text() == "old"
+    claim_output_folder(tmp_path, "peek", {})
+    write_results(tmp_path, "peek", {}, [_row()])
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "results.json"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
+    out = tmp_path / "out"
+    for name in ("model", "elsewhere"):
+        (out / name).mkdir(parents=True)
+        (out / name / "model.safetensors").write_text("weights")
+    (out / "run.json").write_text('{"experiment": "pretrain", "config": {}}')
+    for flags in ({"model": str(out / "model")}, {"revisions": ["main", f"{out}/../out/model"]}, {"maps": str(out)}):
+        with pytest.raises(ValueError, match=r"lies in the output folder .*: choose another --out"):
+            claim_output_folder(out, "prune", flags, overwrite=overwrite)
+    assert (out / "model" / "model.safetensors").read_text() == "weights"
+    claim_output_folder(out, "prune", {"model": str(out / "elsewhere"), "corpus": "docs"}, overwrite=True)
 
 
 def test_a_run_that_failed_before_it_wrote_anything_keeps_no_folder(tmp_path):
@@ -137,8 +158,12 @@ def test_folder_of_something_else_is_refused(tmp_path):
     model = tmp_path / "gpt2"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"gpt2 holds config\.json, and no run\.json"):
-        claim_output_folder(model, "r2", CONFIG)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=r"gpt2 holds config\.json, and no run\.json"):
+            claim_output_folder(model, "r2", CONFIG, overwrite=overwrite)
+    (tmp_path / "parent" / "model").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"parent holds model, and no run\.json"):
+        claim_output_folder(tmp_path / "parent", "r2", CONFIG)
 
 
 def test_unusable_folder_is_one_clear_sentence(tmp_path):

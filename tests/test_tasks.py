@@ -98,7 +98,10 @@ def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
         ('{"context": "x", "question": "y", "choices": ["a", "b"], "answer": 0}', "both a question and a context"),
         ('{"context": "x", "choices": ["a"], "answer": 0}', "two or more"),
         ('{"context": "x", "choices": ["a", "b"], "answer": 2}', "answer=2 is no index of 2"),
-        ('{"context": "x", "choices": ["a", ""], "answer": 1}', "none of them empty"),
+        ('{"context": "x", "choices": ["a", ""], "answer": 1}', "the choice '' is not a text, or an empty one"),
+        ('{"context": "x", "choices": {"a": "b"}, "answer": 0}', "two or more"),
+        ('{"question": null, "choices": ["a", "b"], "answer": 1}', "the question is None, not a text"),
+        ('{"question": " ", "choices": ["a", "b"], "answer": 1}', "the question is ' ', not a text, or an empty one"),
         ("[1]", "line 2"),
         ("{", "line 2"),
     ],
@@ -107,6 +110,9 @@ def test_bad_lines_are_named(tmp_path, line, says):
     path = tmp_path / "task.jsonl"
     path.write_text(f"{json.dumps(QUESTIONS[0])}\n{line}\n")
     with pytest.raises(ValueError, match=says):
+        tasks.read_task(path)
+    path.write_text(" \n")
+    with pytest.raises(ValueError, match="is empty; expected JSON lines"):
         tasks.read_task(path)
 
 

@@ -54,11 +54,17 @@ def bundled() -> list[str]:
 
 
 def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> pathlib.Path:
-    """The local folder of a model; downloads a hub id (config, weights, tokenizer) unless it is cached."""
+    """The local folder of a model; downloads a hub id (config, weights, tokenizer) unless it is cached.
+
+    Raises what `load` does, and ValueError for a revision of what is no hub id.
+    """
     name = str(name_or_folder)
-    if (_BUNDLED / name).is_dir() and name in bundled():
-        return _BUNDLED / name
+    is_bundled = (_BUNDLED / name).is_dir() and name in bundled()
     folder = pathlib.Path(name_or_folder).expanduser()
+    if revision is not None and (is_bundled or folder.exists()):
+        raise ValueError(f"{name} is on this machine, not on the hub: it has no revision {revision!r}.")
+    if is_bundled:
+        return _BUNDLED / name
     if folder.is_dir():
         return folder
     if folder.is_file() and folder.suffix != ".gguf":

@@ -18,8 +18,19 @@ def tokenize(
 ) -> list[Int32[ndarray, " _"]]:
     """The token ids of each sentence, by a `transformers` tokenizer.
 
+    Sentences without any token of their own are left out; cuts and raises as `tokenize_each`.
+    """
+    pieces = tokenize_each(sentences, tokenizer, max_length, special_tokens)
+    return [piece for piece in pieces if piece is not None]
+
+
+def tokenize_each(
+    sentences: Sequence[str], tokenizer: Any, max_length: int, special_tokens: bool
+) -> list[Int32[ndarray, " _"] | None]:
+    """The same for every sentence: None where it has no token of its own.
+
     What is longer than `max_length` is cut by the tokenizer's own rule (BERT's [SEP] stays last), and how many were is
-    logged. Sentences without any token of their own are left out.
+    logged.
 
     Raises:
       ValueError: `max_length` leaves no room for text.
@@ -42,7 +53,7 @@ def tokenize(
         logging.getLogger(__name__).warning(
             "%d of %d sentences were cut at %d tokens.", len(too_long), len(encoded), max_length
         )
-    return [np.asarray(ids, np.int32) for ids in encoded if len(ids) > added]
+    return [np.asarray(ids, np.int32) if len(ids) > added else None for ids in encoded]
 
 
 def make_examples(

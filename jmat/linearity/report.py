@@ -101,12 +101,15 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.linearity.intrinsic`)."""
+    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.linearity.intrinsic`), or why there is none."""
     rows = []
     for layer, points in enumerate(streams):
-        value, low, high = intrinsic_dimension(points)
-        row = _row({"map": "stream", "layer": layer}, "intrinsic_dimension", value, len(points))
-        rows.append(row | {"low": low, "high": high})
+        row: dict[str, Any] = {"map": "stream", "layer": layer, "metric": "intrinsic_dimension", "n": len(points)}
+        try:
+            value, low, high = intrinsic_dimension(points)
+            rows.append(row | {"value": value, "low": low, "high": high})
+        except ValueError as error:
+            rows.append(row | {"value": None, "note": str(error)})
     return rows
 
 

@@ -32,6 +32,7 @@ from jmat.prune.stand_ins import Stretch, stand_ins
 
 # (step, loss): called after the first step, the last one, and some in between.
 Log = Callable[[int, float], None]
+_DIVERGED = 100  # times the first batch's loss; other batches differ from it by much less
 
 
 def distil(
@@ -66,7 +67,7 @@ def distil(
       log_every: steps between two calls of it.
 
     Raises:
-      ValueError: no maps, or no steps; the loss is not finite.
+      ValueError: no maps, or no steps; the loss grows a hundredfold, or is not finite.
     """
     if not maps or steps < 1:
         raise ValueError(f"{len(maps)} maps and {steps} steps: there is nothing to distil.")
@@ -85,6 +86,7 @@ def distil(
 
     plan = text_batches(model, whole_sentences(split, mask_token), tokens_per_batch)
     trainees: dict[Stretch, _Trainee] = {}
+    before: float | None = None
     for step, batch in enumerate(_shuffled(plan, steps, seed)):
         mask = jnp.asarray(padding_mask(batch) & (batch.examples[:, :1] >= 0))
         x, acts = run(model, batch.tokens, keep=streams, mask=mask)
@@ -95,13 +97,18 @@ def distil(
         whole = logits(model, x) if kl_weight else None
         start = acts[streams[first]]
         loss, gradients = jax.value_and_grad(loss_of)(changes, trainees, start, acts, whole, mask)
-        if not np.isfinite(float(loss)):
-            raise ValueError(f"distilling diverged at step {step + 1}: lower the learning rate, {learning_rate:g}.")
+        now = float(loss)
+        before = now if before is None else before
+        if not now <= _DIVERGED * max(before, 1e-3):  # NaN is not
+            raise ValueError(
+                f"distilling diverged: the loss was {before:.3g} at step 1 and is {now:.3g} at step {step + 1}; lower "
+                f"the learning rate, {learning_rate:g}."
+            )
         rate = np.float32(learning_rate * 0.5 * (1 + np.cos(np.pi * step / steps)))
         # One by one: the same program for any number of maps.
         trainees = {stretch: _step(trainees[stretch], gradients[stretch], rate) for stretch in trainees}
         if log is not None and (step in (0, steps - 1) or (step + 1) % log_every == 0):
-            log(step + 1, float(loss))
+            log(step + 1, now)
     return {stretch: _trained(trainee, trainee.change) for stretch, trainee in trainees.items()}
 
 
