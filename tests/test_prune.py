@@ -241,6 +241,23 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
     assert losses[-1] < 0.98 * losses[0]
 
 
+def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
+    split = small(whole.split, 150)
+    few = plans.teacher(whole.model, split)
+    original, sequential = (plans.fit_maps(few, plans.How(method="map", refit=refit), (1, 3)) for refit in plans.REFITS)
+    np.testing.assert_array_equal(original[1, 2].W, sequential[1, 2].W)
+    read, wanted = [], []
+    for start, length, position in zip(split.starts, split.lengths, split.positions, strict=True):
+        tokens = split.tokens[None, start : start + length]
+        for stop, sites, rows in ((3, {"block.1": original[1, 2]}, read), (4, None, wanted)):
+            rows.append(np.asarray(jmat.run(whole.model, tokens, stop=stop, sites=sites)[0])[0, position])
+    W = np.linalg.lstsq(np.stack(read).astype(np.float64), np.stack(wanted).astype(np.float64))[0]
+    expected = np.stack(read) @ W
+    for maps, alike in ((sequential, True), (original, False)):
+        error = np.linalg.norm(np.stack(read) @ np.asarray(maps[3, 4].W) - expected) / np.linalg.norm(expected)
+        assert (error < 1e-4) == alike, error
+
+
 def test_distilling_that_diverges_is_told(whole):
     maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
     with pytest.raises(ValueError, match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate"):
