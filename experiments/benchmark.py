@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
         FLAGS[name].value = size
     out = pathlib.Path(FLAGS.out or f"runs/benchmark-{_SHAPE.value}")
     judged = not _SMOKE.value and _SHAPE.value != "tiny"
-    claim_output_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite)
+    cli.say_moved(claim_output_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = set_up(pathlib.Path(folder))

@@ -1,6 +1,7 @@
 """How a script talks to its user: errors in one sentence, progress on standard error. It defines no flags."""
 
 import logging
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -16,6 +17,12 @@ def say(message: str) -> None:
     """Tells the user, on standard error, what happens now; of several processes only the first does."""
     if hosts.is_first():
         print(f"· {message}", file=sys.stderr, flush=True)
+
+
+def say_moved(folder: pathlib.Path | None) -> None:
+    """Tells where --overwrite put what it replaces."""
+    if folder is not None:
+        say(f"what an earlier run left is in {folder} until there are new results")
 
 
 _when_done: list[Callable[[], None]] = []

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.cli import say
+from experiments.cli import say, say_moved
 from jmat import hosts
 from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
@@ -144,8 +144,7 @@ def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False)
 
     Where the experiment runs on many hosts, all of them load it, and only the first claims the folder.
     """
-    if FLAGS.protocol != "jmat" and (FLAGS.skip_first or FLAGS.skip_special):
-        raise ValueError(f"--protocol={FLAGS.protocol} leaves no token out; --skip_first needs --protocol=jmat.")
+    check_positions()
     config, out = claim(experiment, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
@@ -181,8 +180,26 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
     out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}")
     hosts.check_same({f"--{name}": value for name, value in config.items()})
     if hosts.is_first():
-        claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite)
+        say_moved(claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite))
     return config, out
+
+
+def check_positions() -> None:
+    """Raises ValueError for flags that name positions which cannot be had."""
+    several, skips = FLAGS.positions_per_sentence > 1, FLAGS.skip_first is not None or FLAGS.skip_special is not None
+    every = "all" in (own_flags().get("fit_tokens"), own_flags().get("tokens"))
+    if FLAGS.protocol != "jmat" and (several or FLAGS.skip_first or FLAGS.skip_special):
+        raise ValueError(
+            f"--protocol={FLAGS.protocol} reads one position a sentence and leaves no token out; --skip_first, "
+            "--skip_special and --positions_per_sentence need --protocol=jmat."
+        )
+    if FLAGS.skip_first is not None and FLAGS.skip_first < 0:
+        raise ValueError(f"--skip_first={FLAGS.skip_first}: expected 0 or more.")
+    if FLAGS.examples and (several or (skips and not every)):
+        raise ValueError(
+            f"{FLAGS.examples} holds its positions: --skip_first, --skip_special and --positions_per_sentence choose "
+            "those of a corpus."
+        )
 
 
 def check_same_weights(name: str, fingerprint: Callable[[], str]) -> None:

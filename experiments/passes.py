@@ -24,6 +24,7 @@ flags.DEFINE_float(
     "last one when it is started again with the same flags; 0 neither writes nor reads any.",
     lower_bound=0,
 )
+flags.register_validator("snapshot_every", np.isfinite, message="Expected seconds, or 0.")
 
 FLAGS = flags.FLAGS
 TOKENS = ("sampled", "all")

@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--width={settings['width']} is not a multiple of --heads={settings['heads']}.")
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
-    claim_output_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value)
+    cli.say_moved(claim_output_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value))
     tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
     pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
 

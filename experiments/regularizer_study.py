@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         check_flags(experiment, given)
     out = pathlib.Path(_OUT.value)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
-    claim_output_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
+    cli.say_moved(claim_output_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value))
     rows: list[dict[str, Any]] = []
     for kind, weight in models:
         name = f"{kind} {weight:g}" if weight else kind

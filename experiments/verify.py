@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if FLAGS.out:
-        claim_output_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite)
+        cli.say_moved(claim_output_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite))
     folder = find(FLAGS.model, revision=FLAGS.revision)
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))

@@ -8,7 +8,8 @@ rest, and condition numbers of 1e4 to 1e6 are usual. Three choices keep the answ
   whereas an SVD of X loses the small columns beside the outliers.
 - Rank is judged on R with its columns scaled to unit length. What is large or small is then dependence between
   coordinates, not their units. Where the rank is deficient, the scaled SVD gives a solution that is as accurate, and
-  projecting it onto the row space of X makes it the one of minimum norm in the *original* units.
+  projecting it onto the row space of X makes it the one of minimum norm in the *original* units. Both are done in
+  float64, since only D² numbers are left by then.
 """
 
 import concurrent.futures
@@ -129,7 +130,10 @@ def factorise(
     X = jnp.asarray(X)
     X = _checked("X", X, X.dtype)
     Q, R, mean, rank = _factorise(X, rcond, intercept=intercept)
-    spectrum = None if int(rank) == X.shape[1] else _spectrum(R, rcond)
+    spectrum = None
+    if int(rank) < X.shape[1]:
+        with jax.enable_x64(True):  # what is large in one coordinate must not drown another
+            spectrum = _spectrum(R, rcond, rank)
     number = condition_number(R, rank) if condition else None
     return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
 
@@ -186,7 +190,8 @@ class Factors:
             ValueError: on another number of examples than X has, NaN or infinity.
         """
         Y = self._targets(Y)
-        weights, bias = _solve(self, Y)
+        with jax.enable_x64(self.spectrum is not None or Y.dtype == jnp.float64):
+            weights, bias = _solve(self, Y)
         error = _residual(self.X, Y, weights, bias) if residual else None
         return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
 
@@ -222,7 +227,10 @@ class Factors:
 def _checked(name: str, values: Any, dtype: Any) -> Array:
     """On the device, in float32 or float64. Raises ValueError for NaN and infinity."""
     values = jnp.asarray(values, jnp.float64 if dtype == jnp.float64 else jnp.float32)
-    if not _all_finite(values):
+    largest, limit = float(_largest(values)), float(jnp.finfo(values.dtype).max)
+    if np.isfinite(largest) and largest > np.sqrt(limit / values.size):
+        raise ValueError(f"the values of {name} reach {largest:.0e}, where sums of squares overflow: scale them down.")
+    if not np.isfinite(largest):
         bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
         raise ValueError(
             f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
@@ -232,9 +240,9 @@ def _checked(name: str, values: Any, dtype: Any) -> Array:
 
 
 @jax.jit
-def _all_finite(values: Array) -> Array:
+def _largest(values: Array) -> Array:
     # A maximum propagates NaN and infinity, and is five times as fast on a CPU as counting.
-    return jnp.isfinite(jnp.max(jnp.abs(values)))
+    return jnp.max(jnp.abs(values))
 
 
 @functools.partial(jax.jit, static_argnames=("intercept",))
@@ -243,7 +251,9 @@ def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tup
     with jax.default_matmul_precision("highest"):
         mean = _mean(X) if intercept else None
         Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
-        return Q, R, mean, _rank(R / _scale(R, rcond), rcond)
+        # Rows less their mean add up to zero: one of N says nothing new, whatever its rounding.
+        most = min(X.shape[0] - intercept, X.shape[1])
+        return Q, R, mean, jnp.minimum(_rank(R / _scale(R, rcond), rcond), most)
 
 
 def _rank(R: Array, rcond: Array | float | None) -> Array:
@@ -266,7 +276,7 @@ def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
         if factors.ridge is not None:
             weights = ridge_solution(factors.R, B, factors.ridge)
         elif factors.spectrum is not None:
-            weights = minimum_norm(B, *factors.spectrum)
+            weights = minimum_norm(B.astype(jnp.float64), *factors.spectrum).astype(B.dtype)
         else:
             weights = solve_triangular(factors.R, B)
         return weights, None if mean is None else mean - _matmul(factors.mean, weights)
@@ -277,7 +287,7 @@ def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
     B = _matmul(Q.T, Y)
     if spectrum is not None:  # what Q has beyond X's rank is rounding
         U, *_, kept = spectrum
-        B = jnp.where(kept[:, None], _matmul(U.T, B), 0)
+        B = jnp.where(kept[:, None], _matmul(U.T, B.astype(U.dtype)), 0)
     return _sum_of_squares(B)
 
 
@@ -305,11 +315,12 @@ def _scale(R: Array, rcond: Array | float | None) -> Array:
 
 
 @jax.jit
-def _spectrum(R: Array, rcond: Array | float | None) -> tuple[Array, ...]:
+def _spectrum(R: Array, rcond: Array | float | None, rank: Array) -> tuple[Array, ...]:
     with jax.default_matmul_precision("highest"):
+        R = R.astype(jnp.float64)
         scale = _scale(R, rcond)
         U, s, Vt = jnp.linalg.svd(R / scale, full_matrices=False)
-        return U, s, Vt, scale, _counts(s, rcond)
+        return U, s, Vt, scale, jnp.arange(len(s), dtype=rank.dtype) < rank
 
 
 def _counts(s: Array, rcond: Array | float | None) -> Array:

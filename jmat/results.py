@@ -4,7 +4,6 @@ A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
 """
 
-import fnmatch
 import importlib.metadata
 import json
 import math
@@ -24,22 +23,30 @@ Row = Mapping[str, Any]
 
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 # What runs leave in their folder, and --overwrite therefore replaces. Nothing else there is ever touched.
-_LEFT_BY_RUNS = ("results.json", "maps.json", "maps.safetensors", "*.png", "checkpoints", "model", "steps")
-_REPLACED = "replaced"  # where that stays until there are new results
+_FIGURES = (
+    *("checkpoints", "difference", "early_exit", "errors", "geometry", "layer_jump", "learning_curve", "linearity"),
+    *("pairs", "probe", "prune", "r2", "regularizer_study", "submodule_ablation"),
+)
+_LEFT_BY_RUNS = (
+    *("results.json", "maps.json", "maps.safetensors", "peek.json", "peek.html", "checkpoints", "model", "steps"),
+    *(f"{name}.png" for name in _FIGURES),
+)
+_REPLACED = ".replaced"  # where that stays, with its run.json, until there are new results
 
 
 def claim_output_folder(
     out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], *, overwrite: bool = False
-) -> None:
+) -> pathlib.Path | None:
     """Makes `out` the home of this run, and writes `run.json` there to say so before any long work starts.
 
-    A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed.
+    A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed. Returns
+    the folder into which another run's files were moved, if there were any.
 
     Args:
         out: the folder; made if it is not there.
         experiment: its name.
         config: its flags, without those that do not matter to the results.
-        overwrite: take the folder from another run. What that run left in it moves to OUT/replaced, and is deleted
+        overwrite: take the folder from another run. What that run left in it moves to OUT/.replaced, and is deleted
             when there are new results.
 
     Raises:
@@ -54,15 +61,16 @@ def claim_output_folder(
         _check_is_not_replaced(out, name, value)
     try:
         mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
-        owner = out / "run.json"
+        owner, moved = out / "run.json", False
         if owner.exists():
-            _check_owner(out, mine, overwrite=overwrite)
-        elif foreign := [path for pattern in ("*.json", "*.safetensors", *_LEFT_BY_RUNS) for path in out.glob(pattern)]:
+            moved = _check_owner(out, mine, overwrite=overwrite)
+        elif foreign := [path for kind in ("*.json", "*.safetensors", *_LEFT_BY_RUNS) for path in out.glob(kind)]:
             raise ValueError(
                 f"{out} holds {foreign[0].name}, and no run.json that says which run wrote it; choose another --out."
             )
         out.mkdir(parents=True, exist_ok=True)
         save_atomically(owner, lambda path: path.write_text(_to_json(mine), "utf-8"))
+        return out / _REPLACED if moved else None
     except OSError as error:
         reason = (error.strerror or str(error)).rstrip(".")
         raise ValueError(f"cannot use {out} as output folder: {reason}; choose another --out.") from None
@@ -175,9 +183,10 @@ def format_table(
     return "\n\n".join(tables)
 
 
-def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> None:
-    if not any(any(out.glob(pattern)) for pattern in _LEFT_BY_RUNS):
-        return  # a run that failed before it wrote anything leaves nothing to protect
+def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> bool:
+    """Moves away what another run left, if that is wanted, and returns whether it did."""
+    if not any((out / name).exists() for name in _LEFT_BY_RUNS):
+        return False  # a run that failed before it wrote anything leaves nothing to protect
     try:
         theirs = json.loads((out / "run.json").read_text("utf-8"))
         there, now = theirs["config"], mine["config"]
@@ -185,20 +194,21 @@ def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) ->
         experiment = theirs["experiment"]
     except (ValueError, KeyError, TypeError):
         if overwrite:
-            return
+            return _move_aside(out)
         raise ValueError(f"{out / 'run.json'} is damaged; choose another --out, or --overwrite.") from None
-    if overwrite:
-        _move_aside(out)
-    elif experiment != mine["experiment"]:
+    if overwrite and (differing or experiment != mine["experiment"]):
+        return _move_aside(out)
+    if experiment != mine["experiment"]:
         raise ValueError(
             f"{out} belongs to experiment {experiment}, this is {mine['experiment']}; choose another --out, or "
             "--overwrite to replace it."
         )
-    elif differing:
+    if differing:
         flags = ", ".join(f"--{key} was {there.get(key)!r} and is {now.get(key)!r}" for key in sorted(differing))
         raise ValueError(
             f"{out} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
         )
+    return False
 
 
 def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
@@ -209,21 +219,24 @@ def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
         if path is None or not path.exists() or not path.is_relative_to(home):
             continue
         inside = path.relative_to(home).parts
-        if not inside or any(fnmatch.fnmatch(inside[0], pattern) for pattern in _LEFT_BY_RUNS):
+        if not inside or inside[0] in (*_LEFT_BY_RUNS, _REPLACED):
             raise ValueError(
                 f"--{flag}={name} lies in the output folder {out}, which is written to: choose another --out."
             )
 
 
-def _move_aside(out: pathlib.Path) -> None:
-    """What a run left, to OUT/replaced; that of a run before it, which has no successor yet, stays there instead."""
+def _move_aside(out: pathlib.Path) -> bool:
+    """What a run left, to OUT/.replaced; that of a run before it, which has no successor yet, stays there instead."""
     aside = out / _REPLACED
-    for path in [path for pattern in _LEFT_BY_RUNS for path in out.glob(pattern)]:
-        if (aside / path.name).exists():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        else:
-            aside.mkdir(exist_ok=True)
+    aside.mkdir(exist_ok=True)
+    for path in (out / name for name in ("run.json", *_LEFT_BY_RUNS)):
+        if not (aside / path.name).exists() and path.exists():
             path.rename(aside / path.name)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return True
 
 
 def _plain_row(index: int, row: Row) -> dict[str, Any]:

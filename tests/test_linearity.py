@@ -263,7 +263,7 @@ def test_script(tmp_path):
     _, said = run("linearity", *on("gpt2", tmp_path / "no", against=REFERENCE / "bert"), code=1)
     assert "only models of one shape" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", skip_first=3, overwrite=True), code=1)
-    assert "needs --protocol=jmat" in said
+    assert "need --protocol=jmat" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", revisions="steps/20"), code=1)
     assert "has no revision 'steps/20'" in said
 

@@ -236,6 +236,40 @@ def test_factors_serve_any_targets(how):
         factors.solve(targets[0][1:])
 
 
+@pytest.mark.parametrize("mean", [100, 1000])
+@pytest.mark.parametrize("n", [20, 39, 40])
+def test_few_examples_far_from_zero_have_no_direction_of_rounding(n, mean):
+    rng = np.random.default_rng(14)
+    X = (rng.standard_normal((n, D)) + mean * rng.choice([-1, 1], D)).astype(np.float32)
+    Y = rng.standard_normal((n, R)).astype(np.float32)
+    others = X.mean(0, dtype=np.float64) + rng.standard_normal((50, D))
+    solution = lstsq(X, Y, intercept=True)
+    assert int(solution.rank) == n - 1
+    exact = np.linalg.lstsq(X - X.mean(0, dtype=np.float64), Y - Y.mean(0, dtype=np.float64), rcond=1e-9)[0]
+    expected = (others - X.mean(0, dtype=np.float64)) @ exact + Y.mean(0, dtype=np.float64)
+    got = others @ np.asarray(solution.weights, np.float64) + np.asarray(solution.bias, np.float64)
+    assert np.linalg.norm(got - expected) < 1e-6 * mean * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("n", [300, 25])
+@pytest.mark.parametrize("scale", [1e2, 1e6])
+def test_an_outlier_costs_a_deficient_source_nothing(scale, n):
+    rng = np.random.default_rng(15)
+    X = rng.standard_normal((n, D)).astype(np.float32)
+    X[:, 3], X[:, 5] = X[:, 4], scale * X[:, 5]
+    W = rng.standard_normal((D, R)) / np.where(np.arange(D) == 5, scale, 1)[:, None]
+    Y = (X.astype(np.float64) @ W).astype(np.float32)
+    solution = lstsq(X, Y)
+    assert int(solution.rank) == min(n, D - 1)
+    error = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) - Y
+    assert np.linalg.norm(error) < 2e-6 * np.linalg.norm(Y)
+
+
+def test_values_whose_squares_overflow_are_refused():
+    with pytest.raises(ValueError, match=r"the values of X reach .*e\+18, where sums of squares overflow"):
+        lstsq(np.full((900, 2), 2e18, np.float32), np.ones((900, 1), np.float32))
+
+
 @pytest.mark.parametrize("rcond", [None, 3e-3])
 @pytest.mark.parametrize("condition", [1e1, 1e3, 1e5, 3e7])
 def test_rank_is_that_of_the_singular_values_whether_they_are_needed_or_not(condition, rcond):

@@ -107,20 +107,25 @@ def test_another_runs_folder_is_refused_and_says_why(tmp_path, experiment, confi
 
 def test_overwrite_keeps_what_runs_leave_until_there_are_new_results_and_touches_nothing_else(tmp_path):
     claim_output_folder(tmp_path, "r2", CONFIG)
-    for name in ("checkpoints", "model"):
+    for name in ("checkpoints", "model", "replaced"):
         (tmp_path / name).mkdir()
-    for name in ("results.json", "r2.png", "checkpoints/0", "model/config.json", "maps.safetensors", "notes.txt"):
-        (tmp_path / name).write_text("old")
-    claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "replaced"}
+    theirs = {"notes.txt", "mine.png", "replaced"}
+    for name in ("results.json", "r2.png", "checkpoints/0", "model/config.json", "maps.safetensors", *theirs):
+        if not (tmp_path / name).is_dir():
+            (tmp_path / name).write_text("old")
+    assert claim_output_folder(tmp_path, "r2", CONFIG, overwrite=True) is None  # the same run goes on
+    assert (tmp_path / "checkpoints" / "0").exists()
+    aside = claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", aside.name, *theirs}
     (tmp_path / "maps.safetensors").write_text("half of new ones: the run failed")
-    claim_output_folder(tmp_path, "peek", {}, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "replaced"}
-    assert (tmp_path / "replaced" / "maps.safetensors").read_text() == "old"
-    assert (tmp_path / "replaced" / "model" / "config.json").read_text() == "old"
+    assert claim_output_folder(tmp_path, "peek", {}, overwrite=True) == aside
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", aside.name, *theirs}
+    assert (aside / "maps.safetensors").read_text() == "old"
+    assert (aside / "model" / "config.json").read_text() == "old"
+    assert json.loads((aside / "run.json").read_text())["experiment"] == "r2"
     claim_output_folder(tmp_path, "peek", {})
     write_results(tmp_path, "peek", {}, [_row()])
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.txt", "results.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results.json", *theirs}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

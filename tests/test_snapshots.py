@@ -1,6 +1,7 @@
 """A killed pass goes on and ends with the same bits; snapshots that are foreign or cannot be written are named."""
 
 import os
+import shutil
 import signal
 
 import jax
@@ -108,6 +109,25 @@ def test_a_damaged_snapshot_is_left_out(tmp_path, damage, reason):
         )
         assert then is None or said[-1].startswith(then)
         said.clear()
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "all removed"])
+def test_a_snapshot_that_does_not_say_whose_it_is_is_left_out(tmp_path, damage):
+    owner, said = {"model": "a"}, []
+    want = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, owner))
+    about = tmp_path / "6" / "_CHECKPOINT_METADATA"
+    if damage == "cut":
+        about.write_bytes(about.read_bytes()[:10])
+    elif damage == "removed":
+        about.unlink()
+    else:
+        shutil.rmtree(about.parent)
+        about.parent.mkdir()
+    got = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, owner, said.append))
+    np.testing.assert_array_equal(got["sum"], want["sum"])
+    assert "snapshot 6" in said[0]
+    assert said[0].endswith("it is left out")
+    assert said[1].startswith("going on after batch 5 of 6")
 
 
 def test_discarded_snapshots_are_gone(tmp_path):

@@ -111,7 +111,8 @@ def make_examples(
                 positions.append(np.sort(generator.permutation(eligible)[:positions_per_sentence]))
         if not kept:
             raise ValueError(
-                f"none of the {len(sentences)} {name} sentences has a position to read: is the text empty?"
+                f"none of the {len(sentences)} {name} sentences has a position to read"
+                + (f" after the first {skip_first}." if skip_first else ": is the text empty?")
             )
         return Split(
             tokens=np.concatenate(kept),

@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 
 from jmat import resume
 from jmat.data.packing import Batch
+from jmat.errors import in_one_line
 
 State = TypeVar("State")
 
@@ -117,28 +118,39 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
     step = manager.latest_step()
     if step is None:
         return 0, start
-    theirs, mine = manager.metadata(step).custom_metadata or {}, dict(snapshots.owner)
+    mine = dict(snapshots.owner)
+    try:
+        theirs = dict(manager.metadata(step).custom_metadata or {})
+    except Exception:  # whatever Orbax makes of files that are half there
+        theirs = {}
+    if mine and not theirs:
+        return _without(step, "it does not say whose it is", manager, start, snapshots)
     differing = [
         f"{name} was {theirs.get(name)} and is {mine[name]}" for name in mine if theirs.get(name) != mine[name]
     ]
     if differing:
         raise ValueError(
             f"the snapshots in {snapshots.folder} are of another run ({'; '.join(differing)}): make that as it "
-            "was, choose another --out, or --overwrite to begin anew."
+            "was, choose another --out, or delete that folder to begin anew."
         )
     leaves, structure = jax.tree.flatten(start)
     try:
         values = manager.restore(step, args=_Restore([leaf.size for leaf in leaves]))
-    except (ValueError, OSError) as error:
-        snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({error}): it is left out")
-        with _told_in_one_sentence(snapshots.folder):
-            manager.delete(step)
-        return _newest(manager, start, snapshots)
+    except Exception as error:
+        return _without(step, in_one_line(error), manager, start, snapshots)
     with jax.enable_x64(True):
         placed = [
             jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
         ]
     return step, jax.tree.unflatten(structure, placed)
+
+
+def _without(step: int, why: str, manager: Any, start: State, snapshots: Snapshots) -> tuple[int, State]:
+    """The newest snapshot but for a damaged one, which is deleted."""
+    snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({why}): it is left out")
+    with _told_in_one_sentence(snapshots.folder):
+        manager.delete(step)
+    return _newest(manager, start, snapshots)
 
 
 class _OneFile(ocp.CheckpointHandler):
