@@ -59,7 +59,7 @@ flags.DEFINE_integer(
     lower_bound=1,
 )
 flags.DEFINE_string("out", None, "Folder for results; default runs/EXPERIMENT-MODEL.")
-flags.DEFINE_bool("overwrite", False, "Replace what an earlier run with other flags left in --out.")
+flags.DEFINE_bool("overwrite", False, "Replace what a run with other flags left in --out, once there are new results.")
 flags.DEFINE_bool("shard_parameters", False, "Split every parameter over the devices: for models larger than one.")
 flags.DEFINE_string(
     "coordinator",

@@ -74,7 +74,9 @@ _EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "`fit` sentences 
 _KEEP_EVERY = flags.DEFINE_integer(
     "keep_every", 0, "Also write the model to OUT/steps/STEP every so many steps, for curves over training; 0: never.",
     lower_bound=0)  # fmt: skip
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace what an earlier run with other flags left in --out.")
+_OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
+)
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 

@@ -35,7 +35,9 @@ _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of each but `none`.")
 _PRETRAIN = flags.DEFINE_string("pretrain", "", "More flags of experiments.pretrain, the same for every model.")
 _MEASURE = flags.DEFINE_string("measure", "", "More flags of the experiments that measure, such as --num_fit=2000.")
 _OUT = flags.DEFINE_string("out", "runs/regularizer_study", "Folder for results and for every step's own folder.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace what an earlier study with other flags left in --out.")
+_OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Replace what a study with other flags left in --out, once there is something new."
+)
 
 
 def main(argv: list[str]) -> None:
