@@ -31,7 +31,7 @@ from experiments import cli, common
 from jmat.benchmark import maps, passes
 from jmat.benchmark.rows import format_errors, format_ratios
 from jmat.benchmark.setup import SHAPES, Bench, random_model, random_sentences
-from jmat.results import claim_output_folder, write_results
+from jmat.results import write_results
 
 PARTS = {
     "streaming": passes.streaming_rows,
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
         FLAGS[name].value = size
     out = pathlib.Path(FLAGS.out or f"runs/benchmark-{_SHAPE.value}")
     judged = not _SMOKE.value and _SHAPE.value != "tiny"
-    cli.say_moved(claim_output_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite))
+    cli.claim_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = set_up(pathlib.Path(folder))

@@ -3,12 +3,14 @@
 import logging
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import absl.logging
 from absl import app
 
 from jmat import hosts
+from jmat.results import claim_output_folder
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.streaming.snapshots import Terminated
 
@@ -19,10 +21,11 @@ def say(message: str) -> None:
         print(f"· {message}", file=sys.stderr, flush=True)
 
 
-def say_moved(folder: pathlib.Path | None) -> None:
-    """Tells where --overwrite put what it replaces."""
-    if folder is not None:
-        say(f"what an earlier run left is in {folder} until there are new results")
+def claim_folder(out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], *, overwrite: bool) -> None:
+    """`claim_output_folder`, and tells where --overwrite put what it replaces."""
+    moved = claim_output_folder(out, experiment, config, overwrite=overwrite)
+    if moved is not None:
+        say(f"what an earlier run left is in {moved} until there are new results")
 
 
 _when_done: list[Callable[[], None]] = []

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.cli import say, say_moved
+from experiments import cli
+from experiments.cli import say
 from jmat import hosts
 from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
@@ -25,7 +26,7 @@ from jmat.data.examples import Examples, Split, fingerprint, load_examples
 from jmat.maps import MapsInfo, model_hash
 from jmat.mesh import usual_batch
 from jmat.regression import Solution
-from jmat.results import claim_output_folder, write_results
+from jmat.results import write_results
 
 flags.DEFINE_string("model", "gpt2-docs", "Hub id (gpt2), local Hugging Face folder, or a bundled name.")
 flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
@@ -49,7 +50,7 @@ flags.DEFINE_enum(
     "jmat: the first position and special tokens left out, any number a sentence.",
 )
 flags.DEFINE_integer("positions_per_sentence", 1, "With --protocol=jmat: positions read a sentence.", lower_bound=1)
-flags.DEFINE_integer("skip_first", None, "With --protocol=jmat: first tokens left out; default 1, for BERT 0.")
+flags.DEFINE_integer("skip_first", None, "With --protocol=jmat: first tokens left out; default 1, for BERT 0.", 0)
 flags.DEFINE_bool("skip_special", None, "With --protocol=jmat: leave out special tokens; default for masked models.")
 flags.DEFINE_bool("intercept", False, "Fit affine maps, y = x @ W + b, instead of the papers' y = x @ W.")
 flags.DEFINE_integer(
@@ -180,21 +181,20 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
     out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}")
     hosts.check_same({f"--{name}": value for name, value in config.items()})
     if hosts.is_first():
-        say_moved(claim_output_folder(out, experiment, config, overwrite=FLAGS.overwrite))
+        cli.claim_folder(out, experiment, config, overwrite=FLAGS.overwrite)
     return config, out
 
 
 def check_positions() -> None:
     """Raises ValueError for flags that name positions which cannot be had."""
     several, skips = FLAGS.positions_per_sentence > 1, FLAGS.skip_first is not None or FLAGS.skip_special is not None
-    every = "all" in (own_flags().get("fit_tokens"), own_flags().get("tokens"))
+    mine = own_flags()
+    every = "all" in (mine.get("fit_tokens"), mine.get("tokens"))
     if FLAGS.protocol != "jmat" and (several or FLAGS.skip_first or FLAGS.skip_special):
         raise ValueError(
             f"--protocol={FLAGS.protocol} reads one position a sentence and leaves no token out; --skip_first, "
             "--skip_special and --positions_per_sentence need --protocol=jmat."
         )
-    if FLAGS.skip_first is not None and FLAGS.skip_first < 0:
-        raise ValueError(f"--skip_first={FLAGS.skip_first}: expected 0 or more.")
     if FLAGS.examples and (several or (skips and not every)):
         raise ValueError(
             f"{FLAGS.examples} holds its positions: --skip_first, --skip_special and --positions_per_sentence choose "

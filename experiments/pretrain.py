@@ -37,7 +37,7 @@ from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.load import load_tokenizer
 from jmat.data import corpus, packing, tokenizers
 from jmat.regularizers import KINDS, Regularizer
-from jmat.results import claim_output_folder, read_results, write_results
+from jmat.results import read_results, write_results
 
 # What decides the result, and so must be the same when a run is resumed.
 _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
@@ -164,7 +164,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--width={settings['width']} is not a multiple of --heads={settings['heads']}.")
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
-    cli.say_moved(claim_output_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value))
+    cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value)
     tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
     pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
 

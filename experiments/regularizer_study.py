@@ -27,7 +27,7 @@ from absl import flags
 from experiments import cli
 from jmat.plots import plot_by_layer
 from jmat.regularizers import KINDS
-from jmat.results import claim_output_folder, format_table, read_results, write_results
+from jmat.results import format_table, read_results, write_results
 from jmat.study import BY_LAYER, MEASURES, reported
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
         check_flags(experiment, given)
     out = pathlib.Path(_OUT.value)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
-    cli.say_moved(claim_output_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value))
+    cli.claim_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
     rows: list[dict[str, Any]] = []
     for kind, weight in models:
         name = f"{kind} {weight:g}" if weight else kind

@@ -17,7 +17,7 @@ from absl import flags
 from experiments import cli, common
 from jmat.checkpoint import load_model
 from jmat.checkpoint.load import find, load_tokenizer
-from jmat.results import claim_output_folder, write_results
+from jmat.results import write_results
 from jmat.verify.report import format_report, report_rows, verify
 
 flags.DEFINE_string("text", None, "What to run the model on, instead of built-in English sentences.")
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if FLAGS.out:
-        cli.say_moved(claim_output_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite))
+        cli.claim_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite)
     folder = find(FLAGS.model, revision=FLAGS.revision)
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))

@@ -6,10 +6,8 @@ rest, and condition numbers of 1e4 to 1e6 are usual. Three choices keep the answ
 - QR of X itself, never the normal equations: the error grows with the condition number, not with its square.
 - A triangular solve where X has full rank. Householder QR and back substitution do not care how columns are scaled,
   whereas an SVD of X loses the small columns beside the outliers.
-- Rank is judged on R with its columns scaled to unit length. What is large or small is then dependence between
-  coordinates, not their units. Where the rank is deficient, the scaled SVD gives a solution that is as accurate, and
-  projecting it onto the row space of X makes it the one of minimum norm in the *original* units. Both are done in
-  float64, since only D² numbers are left by then.
+- Rank is judged, and where it is deficient the minimum-norm solution found, on R with its columns scaled
+  (`jmat.conditioning`).
 """
 
 import concurrent.futures
@@ -26,12 +24,9 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 from threadpoolctl import threadpool_limits
 
-# Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N and D tried
-# (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
-RANK_EPS = 8.0
-MOST_AT_ONCE = 8  # sources that `factorise_each` works on
+from jmat.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
 
-_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+MOST_AT_ONCE = 8  # sources that `factorise_each` works on
 
 
 @functools.partial(
@@ -133,7 +128,7 @@ def factorise(
     spectrum = None
     if int(rank) < X.shape[1]:
         with jax.enable_x64(True):  # what is large in one coordinate must not drown another
-            spectrum = _spectrum(R, rcond, rank)
+            spectrum = scaled_svd(R, rcond, rank)
     number = condition_number(R, rank) if condition else None
     return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
 
@@ -253,18 +248,7 @@ def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tup
         Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
         # Rows less their mean add up to zero: one of N says nothing new, whatever its rounding.
         most = min(X.shape[0] - intercept, X.shape[1])
-        return Q, R, mean, jnp.minimum(_rank(R / _scale(R, rcond), rcond), most)
-
-
-def _rank(R: Array, rcond: Array | float | None) -> Array:
-    """By the singular values, unless `||R|| ||R⁻¹||`, which costs a tenth, shows that all of them count by far."""
-    rows, D = R.shape
-    by_values = lambda: jnp.sum(_counts(jnp.linalg.svd(R, compute_uv=False), rcond), dtype=jnp.int32)  # noqa: E731
-    if rows < D:
-        return by_values()
-    bound = jnp.linalg.norm(R) * jnp.linalg.norm(solve_triangular(R, jnp.eye(D, dtype=R.dtype)))
-    full = 10 * _smallest(R, rcond) * bound < 1  # NaN and infinity are not
-    return jax.lax.cond(full, lambda: jnp.int32(D), by_values)
+        return Q, R, mean, jnp.minimum(numerical_rank(R, rcond), most)
 
 
 @jax.jit
@@ -272,22 +256,22 @@ def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
     # The setting also reaches the products inside the triangular solve.
     with jax.default_matmul_precision("highest"):
         mean = None if factors.mean is None else _mean(Y)
-        B = _matmul(factors.Q.T, Y if mean is None else Y - mean)
+        B = matmul(factors.Q.T, Y if mean is None else Y - mean)
         if factors.ridge is not None:
             weights = ridge_solution(factors.R, B, factors.ridge)
         elif factors.spectrum is not None:
             weights = minimum_norm(B.astype(jnp.float64), *factors.spectrum).astype(B.dtype)
         else:
             weights = solve_triangular(factors.R, B)
-        return weights, None if mean is None else mean - _matmul(factors.mean, weights)
+        return weights, None if mean is None else mean - matmul(factors.mean, weights)
 
 
 @jax.jit
 def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
-    B = _matmul(Q.T, Y)
+    B = matmul(Q.T, Y)
     if spectrum is not None:  # what Q has beyond X's rank is rounding
         U, *_, kept = spectrum
-        B = jnp.where(kept[:, None], _matmul(U.T, B.astype(U.dtype)), 0)
+        B = jnp.where(kept[:, None], matmul(U.T, B.astype(U.dtype)), 0)
     return _sum_of_squares(B)
 
 
@@ -304,40 +288,15 @@ def _sum_of_squares(values: Array) -> Array:
 
 @jax.jit
 def _residual(X: Array, Y: Array, weights: Array, bias: Array | None) -> Array:
-    prediction = _matmul(X, weights)
+    prediction = matmul(X, weights)
     return jnp.sum(jnp.square(Y - (prediction if bias is None else prediction + bias)), axis=0)
-
-
-def _scale(R: Array, rcond: Array | float | None) -> Array:
-    """The length of R's columns, unless the user decides by rcond what counts in X as it is."""
-    length = jnp.linalg.norm(R, axis=0)
-    return jnp.where(length > 0, length, 1) if rcond is None else jnp.ones_like(length)
-
-
-@jax.jit
-def _spectrum(R: Array, rcond: Array | float | None, rank: Array) -> tuple[Array, ...]:
-    with jax.default_matmul_precision("highest"):
-        R = R.astype(jnp.float64)
-        scale = _scale(R, rcond)
-        U, s, Vt = jnp.linalg.svd(R / scale, full_matrices=False)
-        return U, s, Vt, scale, jnp.arange(len(s), dtype=rank.dtype) < rank
-
-
-def _counts(s: Array, rcond: Array | float | None) -> Array:
-    """Which singular values are not zero up to rounding."""
-    return s > _smallest(s, rcond) * s[0]
-
-
-def _smallest(values: Array, rcond: Array | float | None) -> Array | float:
-    """What part of the largest singular value another must exceed to count."""
-    return RANK_EPS * float(jnp.finfo(values.dtype).eps) if rcond is None else rcond
 
 
 def _mean(values: Array) -> Array:
     """Mean over examples in two passes: the second removes the rounding of the first, which outliers make large."""
     average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)  # a product sums faster than a reduction
-    first = _matmul(average, values)
-    return first + _matmul(average, values - first)
+    first = matmul(average, values)
+    return first + matmul(average, values - first)
 
 
 @jax.jit
@@ -352,29 +311,3 @@ def _centred(X: Array, mean: Array) -> Array:
     spread = jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
     constant = spread <= 4 * jnp.finfo(X.dtype).eps * jnp.abs(mean)
     return jnp.where(constant, 0, centred)
-
-
-def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Array) -> Array:
-    """The smallest W among the minimisers of `||R W − B||`, for `R = U diag(s) Vt diag(scale)` truncated to `kept`."""
-    inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
-    solution = _matmul(Vt.T, inverse[:, None] * _matmul(U.T, B)) / scale[:, None]
-    # Minimum norm after scaling is not minimum norm: remove what lies outside the row space. The kept directions come
-    # first, so the zero columns behind them do not disturb the basis.
-    mask = kept.astype(Vt.dtype)
-    basis = jnp.linalg.qr(scale[:, None] * Vt.T * mask)[0] * mask
-    return _matmul(basis, _matmul(basis.T, solution))
-
-
-def ridge_solution(R: Array, B: Array, ridge: Array | float) -> Array:
-    """`V s/(s² + ridge) Uᵀ B` with the singular values of R, as QR of `[R; √ridge I]`: no product s² is ever formed."""
-    penalty = jnp.sqrt(jnp.asarray(ridge, R.dtype)) * jnp.eye(R.shape[1], dtype=R.dtype)
-    Q, R_ridge = jnp.linalg.qr(jnp.concatenate([R, penalty]))
-    return solve_triangular(R_ridge, _matmul(Q[: R.shape[0]].T, B))
-
-
-@jax.jit
-def condition_number(R: Array, rank: Array) -> Array:
-    """Largest over smallest singular value of R, of those that count; 1 where none does."""
-    s = jnp.linalg.svd(R, compute_uv=False)
-    smallest = jnp.maximum(s[rank - 1], jnp.finfo(s.dtype).tiny)
-    return jnp.where(rank > 0, s[0] / smallest, 1)

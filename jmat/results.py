@@ -61,7 +61,7 @@ def claim_output_folder(
         _check_is_not_replaced(out, name, value)
     try:
         mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
-        owner, moved = out / "run.json", False
+        owner, moved = out / "run.json", None
         if owner.exists():
             moved = _check_owner(out, mine, overwrite=overwrite)
         elif foreign := [path for kind in ("*.json", "*.safetensors", *_LEFT_BY_RUNS) for path in out.glob(kind)]:
@@ -70,7 +70,7 @@ def claim_output_folder(
             )
         out.mkdir(parents=True, exist_ok=True)
         save_atomically(owner, lambda path: path.write_text(_to_json(mine), "utf-8"))
-        return out / _REPLACED if moved else None
+        return moved
     except OSError as error:
         reason = (error.strerror or str(error)).rstrip(".")
         raise ValueError(f"cannot use {out} as output folder: {reason}; choose another --out.") from None
@@ -183,10 +183,10 @@ def format_table(
     return "\n\n".join(tables)
 
 
-def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> bool:
-    """Moves away what another run left, if that is wanted, and returns whether it did."""
+def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> pathlib.Path | None:
+    """Moves away what another run left, if that is wanted, and returns where to."""
     if not any((out / name).exists() for name in _LEFT_BY_RUNS):
-        return False  # a run that failed before it wrote anything leaves nothing to protect
+        return None  # a run that failed before it wrote anything leaves nothing to protect
     try:
         theirs = json.loads((out / "run.json").read_text("utf-8"))
         there, now = theirs["config"], mine["config"]
@@ -208,7 +208,7 @@ def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) ->
         raise ValueError(
             f"{out} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
         )
-    return False
+    return None
 
 
 def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
@@ -225,7 +225,7 @@ def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
             )
 
 
-def _move_aside(out: pathlib.Path) -> bool:
+def _move_aside(out: pathlib.Path) -> pathlib.Path:
     """What a run left, to OUT/.replaced; that of a run before it, which has no successor yet, stays there instead."""
     aside = out / _REPLACED
     aside.mkdir(exist_ok=True)
@@ -236,7 +236,7 @@ def _move_aside(out: pathlib.Path) -> bool:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    return True
+    return aside
 
 
 def _plain_row(index: int, row: Row) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from sklearn.linear_model import LinearRegression, Ridge
 
 from jmat import regression
+from jmat.conditioning import RANK_EPS
 from jmat.regression import factorise, factorise_each, lstsq
 
 # One shape for most tests: they share a compiled program.
@@ -278,7 +279,7 @@ def test_rank_is_that_of_the_singular_values_whether_they_are_needed_or_not(cond
     X = (U * np.logspace(0, -np.log10(condition), D) @ V.T).astype(np.float32)
     s = np.linalg.svd(X if rcond else X / np.linalg.norm(X, axis=0), compute_uv=False)
     factors = factorise(X, rcond=rcond, condition=False)
-    assert int(factors.rank) == np.sum(s > (rcond or regression.RANK_EPS * np.finfo(np.float32).eps) * s[0])
+    assert int(factors.rank) == np.sum(s > (rcond or RANK_EPS * np.finfo(np.float32).eps) * s[0])
     assert factors.condition is None
 
 

@@ -3,12 +3,14 @@
 import errno
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from jmat.results import claim_output_folder, format_table, read_results, write_results
+from tests.scripts import ROOT
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
 
@@ -218,3 +220,14 @@ def test_table_shows_intervals_gaps_and_large_numbers():
     assert lines[3].split() == ["1", "-"]
     assert lines[4].split() == ["2", "1.23e+05"]
     assert format_table([]) == "(no rows to show)"
+
+
+def test_every_figure_that_a_script_draws_is_one_that_overwriting_replaces(tmp_path):
+    scripts = (ROOT / "experiments").glob("*.py")
+    figures = {name for script in scripts for name in re.findall(r"\b\w+\.png", script.read_text("utf-8"))}
+    assert len(figures) > 10
+    (tmp_path / "run.json").write_text('{"experiment": "r2", "config": {}}')
+    for name in figures:
+        (tmp_path / name).write_text("old")
+    aside = claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
+    assert {path.name for path in aside.iterdir()} == figures | {"run.json"}

@@ -136,8 +136,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def text_sentences(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a text file, one sentence or paragraph each, without the blank ones. Raises as `text_lines`."""
-    return [line for line in text_lines(path) if line]
+    """The lines of a text file, one sentence or paragraph each, without the blank ones.
+
+    Raises what `text_lines` does, and ValueError for a file without text.
+    """
+    sentences = [line for line in text_lines(path) if line]
+    if not sentences:
+        raise ValueError(f"{path} holds no text; expected one sentence or paragraph a line.")
+    return sentences
 
 
 def text_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -145,7 +151,7 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is a folder, not UTF-8, or empty.
+      ValueError: it is a folder, or not UTF-8.
     """
     path = Path(path)
     if not path.exists():
@@ -153,12 +159,9 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
     try:
-        lines = [line.strip() for line in path.read_text("utf-8-sig").split("\n")]
+        return [line.strip() for line in path.read_text("utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
-    if not any(lines):
-        raise ValueError(f"{path} holds no text; expected one sentence or paragraph a line.")
-    return lines
 
 
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from jmat.data.corpus import text_lines
@@ -23,11 +22,11 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
       FileNotFoundError: there is no such file.
       ValueError: it is no UTF-8 text, holds nothing, or `parse` refuses one of its lines.
     """
-    path = Path(path)
-    if path.is_file() and not path.read_bytes().strip():
+    lines = text_lines(path)
+    if not any(lines):
         raise ValueError(f"{path} is empty; expected JSON lines, {expected}.")
     items = []
-    for number, line in enumerate(text_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmat.conditioning import RANK_EPS, condition_number, minimum_norm, ridge_solution
 from jmat.maps import Identity, Linear
-from jmat.regression import RANK_EPS, Solution, condition_number, minimum_norm, ridge_solution
+from jmat.regression import Solution
 from jmat.streaming.moments import Moments, check_pairs, mean, second_moments, spread, width
 
 _EPS32 = float(np.finfo(np.float32).eps)
