@@ -14,7 +14,8 @@ contenders in turn:
 - `streaming`: moments of all pairs of layers at --positions tokens, and all maps from them: tokens/s, share of
   the peak, peak memory, and what `jmat.cost` predicts;
 - `suite`: every figure of arXiv 2303.09435 but the sub-modules, against one capture of its sentences;
-- `condition`: errors of several ways to solve least squares, by condition number.
+- `condition`: errors of several ways to solve least squares, by condition number, and with three coordinates 3,000
+  times as large as the rest.
 By default the shape is GPT-2's, for some twenty minutes on two cores; --shape=tiny --smoke takes a minute, and is not
 held against the goals. Prints the ratios beside their goals, misses included, and writes results.json. Times are the
 best of --repeats, without compilation; `low` and `high` of a ratio are its extremes over the turns. Competitors that

@@ -12,8 +12,8 @@ from flax import nnx
 from jmat import cost
 from jmat.benchmark import maps, memory, rivals
 from jmat.benchmark.peak import matmul_chain
-from jmat.benchmark.rows import Goal, format_ratios, missing_row, paired_row
-from jmat.benchmark.setup import random_model, random_sentences, random_streams, sentences_of, shape_config
+from jmat.benchmark.rows import Goal, format_errors, format_ratios, missing_row, paired_row
+from jmat.benchmark.setup import Bench, random_model, random_sentences, random_streams, sentences_of, shape_config
 from jmat.capture import capture, reading_batches, stream_sites
 from jmat.checkpoint import parameters
 from jmat.flops import block_flops
@@ -154,6 +154,33 @@ def test_hard_problem_is_as_hard_as_it_says():
     assert errors["jmat moments, float64"] < 1e-8
     assert errors["jmat QR, float32"] < 1e-4
     assert not errors["float32 normal equations"] < 1e-2
+
+
+def test_outlier_coordinates_cost_lstsq_its_digits_and_qr_none(saved, monkeypatch):
+    X, _ = maps.outlier_problem(50, 6, noise=0.0)
+    spread = X.std(0)
+    assert (spread[:3] > 1000).all()
+    assert (spread[3:] < 2).all()
+    monkeypatch.setattr(maps, "CONDITIONS", (1e3,))  # of one shape with the other problem: nothing is compiled twice
+    monkeypatch.setattr(maps, "hard_problem", lambda N, D, condition, noise: maps.outlier_problem(4000, D, noise))
+    folder, model = saved
+    few = random_sentences(2, TINY.vocab_size, seed=0)
+    bench = Bench(
+        model, folder, "float32", few, few, num_fit=4000, positions=1, tokens_per_batch=1, sampled=1, repeats=1
+    )
+    rows = maps.condition_rows(bench)
+    errors = {row["method"]: row["value"] for row in rows if row.get("outliers") == 3 and row["noise"] == 0.1}
+    assert errors["jnp.linalg.lstsq"] > 0.5  # its cut-off, eps N, leaves the outliers alone
+    assert 1e-5 < errors["jnp.linalg.lstsq, rcond=0"] < 5e-3
+    assert errors["jmat QR, float32"] < 2e-6
+    assert errors["jmat moments, float64"] < 1e-9
+    verdict = next(row for row in rows if row["metric"] == "error of 3 x 3000")
+    both = [row["value"] for row in rows if row.get("outliers") and row["method"] == verdict["jmat"]]
+    assert verdict["value"] == max(both)
+    table = format_errors([row for row in rows if row["metric"] == "prediction_error"]).splitlines()
+    assert table[0].split()[-4:] == ["1e+03", "3", "x", "3000"]
+    line = next(line for line in table[len(table) // 2 :] if "rcond=0" in line)  # the noisy half
+    assert line.split()[-1] == f"{errors['jnp.linalg.lstsq, rcond=0']:.1e}"
 
 
 # --- cost on paper ----------------------------------------------------------------------------------------------------

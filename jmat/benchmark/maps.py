@@ -1,6 +1,6 @@
 """All maps and all scores from stored activations, against one pair after another; and how exact the maps are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,12 @@ from jmat.streaming.jumps import jump_pairs
 from jmat.streaming.moments import Moments, update, zeros
 from jmat.timing import in_turn, seconds
 
+Problem = tuple[Float[ndarray, "N D"], Float[ndarray, "N D"]]  # X and Y
+
 FIT_GOAL, LINEARITY_GOAL, CONDITION_GOAL = Goal(5), Goal(5), Goal(1e-5, at_most=True)
 _ROWS = 4096  # of stored activations at a time: so many are held in float64
 CONDITIONS = (1e2, 1e3, 1e4, 1e5, 1e6)
+OUTLIERS, TIMES = 3, 3000  # so many coordinates are so many times as large as the rest
 
 
 def fit_rows(bench: Bench) -> list[Row]:
@@ -112,25 +115,32 @@ def _sample(bench: Bench) -> list[tuple[int, int]]:
 
 
 def condition_rows(bench: Bench) -> list[Row]:
-    """Error in predictions, relative, by method, condition number of X and noise, against float64 least squares."""
+    """Relative errors in predictions against float64 least squares, by method and noise.
+
+    The problems: X of rising condition number (`condition` in a row), all directions mattering
+    alike; and X with a few coordinates that are thousands of times larger than the rest
+    (`outliers` and `times`), as real streams have, from as many examples as maps are fitted on.
+    """
     D = min(bench.config.width, 256)
     rows: list[Row] = []
     for noise in (0.0, 0.1):
-        for condition in CONDITIONS:
-            X, Y = hard_problem(8 * D, D, condition, noise)
+        problems: list[tuple[Row, Problem]] = [
+            ({"condition": condition}, hard_problem(8 * D, D, condition, noise)) for condition in CONDITIONS
+        ]
+        label = {"outliers": OUTLIERS, "times": TIMES}
+        problems.append((label, outlier_problem(max(bench.num_fit, 8 * D), D, noise)))
+        for label, (X, Y) in problems:
             exact = predictions(X, np.linalg.lstsq(X.astype(np.float64), Y.astype(np.float64))[0])
             for name, W in solutions(X, Y).items():
                 value = relative(predictions(X, W), exact)
-                row = {"map": "condition", "metric": "prediction_error", "method": name, "condition": condition}
+                row = {"map": "condition", "metric": "prediction_error", "method": name, **label}
                 row |= {"noise": noise, "value": value if np.isfinite(value) else None}
                 row |= {} if np.isfinite(value) else {"note": "the solution is not finite"}
                 rows.append(row)
     return [*rows, *_condition_verdict(rows)]
 
 
-def hard_problem(
-    N: int, D: int, condition: float, noise: float, seed: int = 0
-) -> tuple[Float[ndarray, "N D"], Float[ndarray, "N D"]]:
+def hard_problem(N: int, D: int, condition: float, noise: float, seed: int = 0) -> Problem:
     """X with singular values from 1 down to 1/condition, and targets to which all its directions matter alike; float32.
 
     Without noise the map itself then has X's condition number: the hardest case.
@@ -144,6 +154,18 @@ def hard_problem(
     return X.astype(np.float32), Y.astype(np.float32)
 
 
+def outlier_problem(N: int, D: int, noise: float, seed: int = 0) -> Problem:
+    """Normal X with its first `OUTLIERS` coordinates `TIMES` as large, and targets to which all
+    coordinates matter alike; float32.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((N, D))
+    Y = X @ rng.standard_normal((D, D))
+    Y += noise * Y.std() * rng.standard_normal(Y.shape)
+    X[:, :OUTLIERS] *= TIMES
+    return X.astype(np.float32), Y.astype(np.float32)
+
+
 def solutions(X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]) -> dict[str, Float[ndarray, "D D"]]:
     """W of `y = x @ W` by several methods, in the precision that each gives."""
     x, y = jnp.asarray(X), jnp.asarray(Y)
@@ -151,6 +173,7 @@ def solutions(X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]) -> dict[str, F
     with jax.default_matmul_precision("highest"):
         found["float32 normal equations"] = jnp.linalg.solve(x.T @ x, x.T @ y)
         found["jnp.linalg.lstsq"] = jnp.linalg.lstsq(x, y)[0]
+        found["jnp.linalg.lstsq, rcond=0"] = jnp.linalg.lstsq(x, y, rcond=0)[0]
     found["jmat QR, float32"] = lstsq(x, y).weights
     maps, solution = fit(stored_moments([X, Y]), "embed", ["block.0"])
     found["jmat moments, float64"] = solution.weights
@@ -169,13 +192,31 @@ def relative(value: ndarray, exact: ndarray) -> float:
 
 
 def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
-    """The streaming solution at the hardest condition number against its bar; what its float32 map does is no goal."""
-    hardest = [row for row in rows if row["condition"] == CONDITIONS[-1]]
+    """The streaming solution at the hardest condition number against its bar; its float32 map there,
+    and QR with outliers, have no bar.
+    """
+    hardest = _worst_errors(row for row in rows if row.get("condition") == CONDITIONS[-1])
+    outliers = _worst_errors(row for row in rows if "outliers" in row)
+    best = min(error for method, error in hardest.items() if not method.startswith("jmat"))
+    usual = f"best of the usual: {best:.1e}"
+    plain, no_cutoff = (outliers[f"jnp.linalg.lstsq{words}"] for words in ("", ", rcond=0"))
+    lstsq_words = f"jnp.linalg.lstsq: {plain:.1e}, with rcond=0 {no_cutoff:.1e}"
     verdicts = []
-    for method, goal in (("jmat moments, float64", CONDITION_GOAL), ("jmat moments, float32 map", None)):
-        worst = max(row["value"] for row in hardest if row["method"] == method)
-        other = min(row["value"] or np.inf for row in hardest if not row["method"].startswith("jmat"))
-        row = {"map": "condition", "metric": f"error at {CONDITIONS[-1]:.0e}", "value": worst, "jmat": method}
-        row |= {"other": f"best of the usual: {other:.1e}"}
-        verdicts.append(row if goal is None else row | {"goal": str(goal), "met": goal.met(worst)})
+    for errors, method, problem, other, goal in (
+        (hardest, "jmat moments, float64", f"at {CONDITIONS[-1]:.0e}", usual, CONDITION_GOAL),
+        (hardest, "jmat moments, float32 map", f"at {CONDITIONS[-1]:.0e}", usual, None),
+        (outliers, "jmat QR, float32", f"of {OUTLIERS} x {TIMES}", lstsq_words, None),
+    ):
+        row: Row = {"map": "condition", "metric": f"error {problem}", "value": errors[method]}
+        row |= {"jmat": method, "other": other}
+        verdicts.append(row if goal is None else row | {"goal": str(goal), "met": goal.met(errors[method])})
     return verdicts
+
+
+def _worst_errors(rows: Iterable[Row]) -> dict[str, float]:
+    """The largest error of each method; infinity where its solution is not finite."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        error = np.inf if row["value"] is None else row["value"]
+        worst[row["method"]] = max(worst.get(row["method"], 0.0), error)
+    return worst

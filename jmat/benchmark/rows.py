@@ -93,15 +93,23 @@ def format_ratios(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Relative errors in predictions: a line a method, a column a condition number, one table for each noise."""
-    methods, conditions, noises = (
-        list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "condition", "noise")
-    )
-    cells = {(row["method"], row["condition"], row["noise"]): row["value"] for row in rows}
+    """Relative errors in predictions: a line a method, a column a problem (a condition number, or
+    how many outlier coordinates of which size), one table for each noise.
+    """
+    problem = {id(row): _problem(row) for row in rows}
+    problems = list(dict.fromkeys(problem.values()))
+    methods, noises = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "noise"))
+    cells = {(row["method"], problem[id(row)], row["noise"]): row["value"] for row in rows}
     lines = []
     for noise in noises:
-        lines.append(f"error in predictions, noise {noise:.0%}".ljust(38) + "".join(f"{c:10.0e}" for c in conditions))
+        head = f"error in predictions, noise {noise:.0%}".ljust(38)
+        lines.append(head + "".join(name.rjust(10) for name in problems))
         for method in methods:
-            values = [cells[method, c, noise] for c in conditions]
-            lines.append(f"  {method}".ljust(38) + "".join("         -" if v is None else f"{v:10.1e}" for v in values))
+            values = [cells[method, name, noise] for name in problems]
+            errors = ("-" if value is None else f"{value:.1e}" for value in values)
+            lines.append(f"  {method}".ljust(38) + "".join(error.rjust(10) for error in errors))
     return "\n".join(lines)
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    return f"{row['condition']:.0e}" if "condition" in row else f"{row['outliers']} x {row['times']}"
