@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from jmat.cache import cache_folder
 from jmat.data import corpus
 from jmat.data.corpus import docs_sentences, fit_eval, load_corpus, split, text_sentences
 from jmat.data.docstrings import sentences
@@ -158,13 +159,34 @@ def test_docs_is_kept_in_the_cache_folder(package, cache, monkeypatch):
     assert text_sentences(file) == first
     assert docs_sentences() == first
     assert len(package) == 1
-    file.write_bytes(b"\xff")  # damaged
-    assert docs_sentences() == first
-    assert len(package) == 2
     monkeypatch.setattr(corpus.platform, "python_version", lambda: "4.0.0")
     assert docs_sentences() == first
-    assert len(package) == 3
+    assert len(package) == 2
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"\xff",
+        lambda content: content[: len(content) // 2],
+        lambda content: b"This is other text in its place.\n",
+        lambda content: content[:20] + bytes(40) + content[60:],
+        lambda content: content.replace(b"docstring", b"docstrinG", 1),
+        lambda content: b"",
+    ],
+)
+def test_a_damaged_cache_is_reported_and_made_anew(package, cache, caplog, damage):
+    first = docs_sentences()
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert docs_sentences() == first
+    assert len(package) == 2
+    assert [f"{file} is damaged" in record.getMessage() for record in caplog.records] == [True]
+    assert file.read_bytes() == whole
+    assert docs_sentences() == first
+    assert len(package) == 2
 
 
 def test_an_unwritable_cache_folder_is_no_error(package, tmp_path, monkeypatch):
@@ -176,11 +198,11 @@ def test_an_unwritable_cache_folder_is_no_error(package, tmp_path, monkeypatch):
 def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/me")
-    assert corpus.cache_folder().name == "cache"
+    assert cache_folder().name == "cache"
     monkeypatch.delenv("JMAT_CACHE")
-    assert corpus.cache_folder() == pathlib.Path("/xdg/jmat")
+    assert cache_folder() == pathlib.Path("/xdg/jmat")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert corpus.cache_folder() == pathlib.Path("/home/me/.cache/jmat")
+    assert cache_folder() == pathlib.Path("/home/me/.cache/jmat")
 
 
 class Installed(importlib.metadata.Distribution):

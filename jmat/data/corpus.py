@@ -6,6 +6,7 @@ jmat's dependencies, read with ``ast`` (nothing is imported) and cleaned until o
 
 import ast
 import contextlib
+import functools
 import gc
 import hashlib
 import importlib.metadata
@@ -22,7 +23,7 @@ import numpy as np
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jmat.cache import cache_folder
+from jmat.cache import cached
 from jmat.data import docstrings, hub_corpora
 from jmat.files import save_atomically
 from jmat.progress import track
@@ -99,28 +100,32 @@ def docs_sentences() -> list[str]:
     """The corpus ``docs``: about 70,000 distinct English sentences, ordered by their hash.
 
     Found once in half a minute, then kept in a text file in ``$JMAT_CACHE``, else ``$XDG_CACHE_HOME/jmat``, else
-    ``~/.cache/jmat``, named by a hash of every version and rule that matters. It is no error if that cannot be written.
+    ``~/.cache/jmat``, named by a hash of every version and rule that matters, and by one of its content: a damaged file
+    is made anew. It is no error if the folder cannot be written.
     """
     packages = _dependencies()
     versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
     rules = [Path(file).read_text("utf-8") for file in (__file__, docstrings.__file__)]
     name = _digest("\n".join([*versions, *rules])).hex()[:16]
-    cached = cache_folder() / f"docs-{name}.txt"
-    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
-        return text_sentences(cached)
+
+    def save(path: Path, sentences: list[str]) -> None:
+        save_atomically(path, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
+
+    make = functools.partial(_read_docstrings, packages.values())
+    return cached(f"docs-{name}", ".txt", make, text_sentences, save, lambda kept: _digest("\n".join(kept)).hex()[:16])
+
+
+def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> list[str]:
+    """The distinct sentences of all docstrings of the standard library and of packages, ordered by their hash."""
     seen: set[str] = set()
     found: set[str] = set()
     with _no_garbage_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler on other people's code, such as invalid escapes
-        for path in track(_python_files(packages.values()), "reading docstrings, this once"):
+        for path in track(_python_files(packages), "reading docstrings, this once"):
             new = set(_docstrings(path)) - seen
             seen |= new
             found.update(sentence for text in new for sentence in docstrings.sentences(text))
-    sentences = _distinct(sorted(found, key=_digest))
-    with contextlib.suppress(OSError):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        save_atomically(cached, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
-    return sentences
+    return _distinct(sorted(found, key=_digest))
 
 
 @contextlib.contextmanager

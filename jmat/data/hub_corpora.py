@@ -5,7 +5,6 @@ some ten megabytes, not the whole of Wikipedia. Sentences to fit on and to evalu
 The paper's news, Leipzig 2020, is not there; its sentences, their numbers cut off, can be read as a text file.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -18,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from jmat.cache import cache_folder
+from jmat.cache import cached
 from jmat.data import Examples, load_examples, make_examples, save_examples
+from jmat.data.examples import fingerprint
 from jmat.errors import first_line
 
 OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
@@ -137,20 +137,17 @@ def hub_examples(
 ) -> Examples:
     """Examples from `hub_fit_eval` and `jmat.data.make_examples`, whose options it takes; later from jmat's cache.
 
-    The file there, NAME-HASH.npz, is named by everything that matters: the data set's commit, the rules and the library
-    that cut it into sentences, the numbers and the seed, the tokenizer, and the options.
+    The file there, NAME-HASH-FINGERPRINT.npz, is named by everything that matters: the data set's commit, the rules and
+    the library that cut it into sentences, the numbers and the seed, the tokenizer, and the options.
     """
     chosen = [num_fit, num_eval, seed, sorted(options.items())]
     key = [_source(name), chosen, _tokenizer_digest(tokenizer), _rules(name, split_text is None)]
-    cached = cache_folder() / f"{name}-{_digest(repr(key))[:16]}.npz"
-    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made anew
-        return load_examples(cached)
-    fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
-    examples = make_examples(fit, held_out, tokenizer, seed=seed, **options)
-    with contextlib.suppress(OSError):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        save_examples(cached, examples)
-    return examples
+
+    def make() -> Examples:
+        fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
+        return make_examples(fit, held_out, tokenizer, seed=seed, **options)
+
+    return cached(f"{name}-{_digest(repr(key))[:16]}", ".npz", make, load_examples, save_examples, fingerprint)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
