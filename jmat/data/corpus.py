@@ -215,7 +215,7 @@ def split(sentences: Iterable[str]) -> dict[str, list[str]]:
 def fit_eval(
     name_or_path: str | os.PathLike[str], num_fit: int, num_eval: int, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Sentences to fit on and others to evaluate on, drawn by the seed from two parts that never overlap.
+    """Draws sentences to fit on and others to evaluate on from two parts that never overlap.
 
     For a named corpus these are ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part. The
     text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once. Of
@@ -244,9 +244,16 @@ def fit_eval(
             f"to fit on and {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked "
             f"for; {advice}."
         )
-    draws = np.random.default_rng(seed).spawn(2)
-    chosen = [draws[0].permutation(len(fit))[:num_fit], draws[1].permutation(len(held_out))[:num_eval]]
-    return [fit[i] for i in chosen[0]], [held_out[i] for i in chosen[1]]
+    return _draw(fit, num_fit, seed), _draw(held_out, num_eval, seed)
+
+
+def _draw(sentences: Iterable[str], count: int, seed: int) -> list[str]:
+    """Returns the `count` sentences that come first by a hash of the seed and their letters.
+
+    Each sentence is ranked by itself, so a corpus with a few sentences more or fewer (other
+    versions of the packages that `docs` is read from) gives nearly the same draw.
+    """
+    return sorted(sentences, key=lambda text: _digest(f"{seed} {_letters(text)}"))[:count]
 
 
 def _distinct(sentences: Iterable[str]) -> list[str]:

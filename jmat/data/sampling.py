@@ -1,6 +1,8 @@
 """Sentences → tokens → examples: which positions are read, by protocol."""
 
+import hashlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,12 +103,14 @@ def make_examples(
         skip_special = protocol == "jmat" and masked
     skipped = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}) if skip_special else []
 
-    def part(name: str, sentences: Sequence[str], generator: np.random.Generator) -> Split:
+    def part(name: str, sentences: Sequence[str], stream: int) -> Split:
         kept, positions = [], []
+        copies: Counter[bytes] = Counter()
         for tokens in tokenize(sentences, tokenizer, max_length, special_tokens=masked):
             eligible = np.flatnonzero(~np.isin(tokens, skipped))
             eligible = eligible[eligible >= skip_first]
             if len(eligible):
+                generator = _generator(tokens, seed, stream, copies)
                 kept.append(tokens)
                 positions.append(np.sort(generator.permutation(eligible)[:positions_per_sentence]))
         if not kept:
@@ -121,5 +125,15 @@ def make_examples(
             rows=np.repeat(np.arange(len(kept), dtype=np.int32), [len(p) for p in positions]),
         )
 
-    streams = np.random.default_rng([seed, 1]).spawn(2)
-    return Examples(fit=part("fit", fit_sentences, streams[0]), eval=part("eval", eval_sentences, streams[1]))
+    return Examples(fit=part("fit", fit_sentences, 0), eval=part("eval", eval_sentences, 1))
+
+
+def _generator(tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[bytes]) -> np.random.Generator:
+    """Returns the random generator of one sentence; counts its earlier copies in `copies`.
+
+    It depends on the sentence and not on its neighbours: a text with a few other sentences
+    keeps the positions of all the rest.
+    """
+    key = hashlib.sha256(tokens.tobytes()).digest()[:8]
+    copies[key] += 1
+    return np.random.default_rng([seed, stream, copies[key], int.from_bytes(key)])
