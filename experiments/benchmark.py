@@ -24,6 +24,7 @@ are not installed are left out with a sentence (`pip install 'jmat[test]'`).
 
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
 from absl import flags
@@ -32,6 +33,9 @@ from experiments import cli, common
 from jmat.benchmark import maps, passes
 from jmat.benchmark.rows import format_errors, format_ratios
 from jmat.benchmark.setup import SHAPES, Bench, random_model, random_sentences
+from jmat.checkpoint import parameters
+from jmat.data.examples import Examples
+from jmat.maps import model_hash
 from jmat.results import write_results
 
 PARTS = {
@@ -74,10 +78,15 @@ def main(argv: list[str]) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = set_up(pathlib.Path(folder))
+        about: dict[str, Any] = {
+            "model_hash": model_hash(parameters(bench.model)),
+            "text": common.describe_text("random tokens", Examples(bench.fit, bench.eval)),
+        }
         for part in (part for part in PARTS if part in parts):
             cli.say(f"measuring {part}")
             rows += [{key: row[key] for key in row if judged or key != "met"} for row in PARTS[part](bench)]
-            write_results(out, "benchmark", common.own_flags(), rows)  # nothing measured is lost if a later part fails
+            # After each part, so that nothing measured is lost if a later one fails.
+            write_results(out, "benchmark", common.own_flags(), rows, **about)
     if "condition" in parts:
         errors = [row for row in rows if row["metric"] == "prediction_error"]
         print(format_errors(errors), end="\n\n")

@@ -25,8 +25,11 @@ from absl import flags
 
 from experiments import cli
 from jmat import forward, mesh, ngram, training
+from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus, packing
+from jmat.data.corpus import sentences_fingerprint
+from jmat.maps import model_hash
 from jmat.results import write_results
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
@@ -128,7 +131,9 @@ def main(argv: list[str]) -> None:
     config = {"gpt2": _GPT2.value, "bert": _BERT.value, "corpus": _CORPUS.value, "order": _ORDER.value, "seed": seed}
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    write_results(out, "bundled_quality", config, rows)
+    hashes = {name: model_hash(parameters(model)) for name, model in (("gpt2", gpt2), ("bert", bert))}
+    text = {"source": _CORPUS.value} | {part: sentences_fingerprint(split[part]) for part in ("train", "eval")}
+    write_results(out, "bundled_quality", config, rows, model_hash=hashes, text=text)
     print(f"Wrote {out / 'results.json'}.")
 
 

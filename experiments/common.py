@@ -21,12 +21,12 @@ from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
-from jmat.data.corpus import fit_eval
+from jmat.data.corpus import docs_sentences, fit_eval, sentences_fingerprint
 from jmat.data.examples import Examples, Split, fingerprint, load_examples
 from jmat.maps import MapsInfo, model_hash
 from jmat.mesh import usual_batch
 from jmat.regression import Solution
-from jmat.results import write_results
+from jmat.results import package_version, write_results
 
 flags.DEFINE_string("model", "gpt2-docs", "Hub id (gpt2), local Hugging Face folder, or a bundled name.")
 flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
@@ -89,7 +89,7 @@ class Job:
     def examples(self) -> Examples:
         """What maps are fitted to and evaluated on; read or made when first asked for."""
         examples = prepare_examples(self.model, self.tokenizer, self.source)
-        hosts.check_same({f"the text of {self.source}": fingerprint(examples)})
+        hosts.check_same({f"the text of {self.source}": fingerprint(examples.fit, examples.eval)})
         say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
         return examples
 
@@ -122,6 +122,9 @@ class Job:
             n=self.examples.fit.num_examples if n is None else n,
             seed=FLAGS.seed,
             dtype=FLAGS.dtype,
+            fit_text=fingerprint(self.examples.fit),
+            eval_text=fingerprint(self.examples.eval),
+            jmat=package_version("jmat"),
         )
 
     def _protocol(self) -> str:
@@ -135,9 +138,24 @@ class Job:
         words += [f"{name}={str(value).lower()}" for name, value in chosen.items() if value is not None]
         return ", ".join(words)
 
-    def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Writes results.json; returns it."""
-        return write_results(self.out, self.experiment, self.config, rows)
+    def text(self) -> dict[str, Any]:
+        """Returns the source of the examples, and their fingerprints."""
+        return describe_text(self.source, self.examples)
+
+    def finish(self, rows: list[dict[str, Any]], *, text: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Writes results.json and returns it. `text`: what was read; default: the examples."""
+        read = self.text() if text is None else text
+        return write_results(self.out, self.experiment, self.config, rows, model_hash=self.model_hash, text=read)
+
+
+def describe_text(source: str, examples: Examples) -> dict[str, Any]:
+    """Returns what results.json says of a text: its source and its fingerprints.
+
+    `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of all
+    sentences of the corpus, whatever the tokenizer and the number of examples.
+    """
+    corpus = {"corpus": sentences_fingerprint(docs_sentences())} if source == "docs" else {}
+    return {"source": source, **corpus, "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
 
 
 def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False) -> Job:

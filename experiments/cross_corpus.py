@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         rows += cross_rows(
             job.model, fits, corpus, streams, groups=sentences, seed=seed, progress=f"evaluate on {corpus}"
         )
-    results = job.finish(rows)
+    results = job.finish(rows, text={corpus: each.text() for corpus, each in jobs.items()})
     name = job.config["model"]
     plot_pairs(results, job.out / "pairs.png", title=f"{name}: mat fitted on one corpus, evaluated on another")
     plot_learning_curve(results, job.out / "learning_curve.png", title=f"{name}: mat over the examples it is fitted on")

@@ -19,6 +19,7 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.capture import capture, stream_sites
+from jmat.data.corpus import sentences_fingerprint
 from jmat.files import save_atomically
 from jmat.jumps import fit_jumps
 from jmat.maps import Identity, Linear, load_maps
@@ -63,7 +64,8 @@ def main(argv: list[str]) -> None:
     streams = [acts[site] for site in stream_sites(L)]
     name = pathlib.Path(job.config["model"]).name
     found = peek(job.model, job.tokenizer, sentences, split, streams, shortcuts, name=name, top=_TOP.value)
-    job.finish(peek_rows(found))
+    read = {"maps": _MAPS.value} if _MAPS.value else job.text()
+    job.finish(peek_rows(found), text={**read, "sentences": sentences_fingerprint(sentences)})
     text = json.dumps(found, ensure_ascii=False, indent=1) + "\n"
     save_atomically(job.out / "peek.json", lambda path: path.write_text(text, "utf-8"))
     save_atomically(job.out / "peek.html", lambda path: path.write_text(page(found), "utf-8"))

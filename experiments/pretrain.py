@@ -36,6 +36,7 @@ from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.load import load_tokenizer
 from jmat.data import corpus, packing, tokenizers
+from jmat.maps import model_hash
 from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results, write_results
 
@@ -212,7 +213,10 @@ def main(argv: list[str]) -> None:
     checkpoint.save_model(out / "model", model, dtype="float16")
     final = training.make_evaluate(plain, packing.pack(pairs["eval"], length), batch_size, devices)(model)
     history += [{"metric": f"eval_{name}", "step": steps, "value": value} for name, value in final.items()]
-    write_results(out, "pretrain", settings, history)
+    text = {"source": settings["corpus"]}
+    text |= {part: corpus.sentences_fingerprint(split[part]) for part in ("train", "eval")}
+    trained = model_hash(checkpoint.parameters(model))
+    write_results(out, "pretrain", settings, history, model_hash=trained, text=text)
     print(f"Held out: {final}\nWrote {out / 'model'} and {out / 'results.json'}.")
 
 

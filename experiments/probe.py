@@ -20,6 +20,7 @@ from absl import flags
 from experiments import cli, common
 from jmat.capture import check_examples, stream_sites, target_tokens
 from jmat.checkpoint.load import load
+from jmat.data.corpus import sentences_fingerprint
 from jmat.plots import plot_by_layer
 from jmat.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
 from jmat.results import format_table
@@ -43,7 +44,9 @@ def main(argv: list[str]) -> None:
     rows = probe(job, job.model, job.tokenizer, labelled)
     if other is not None:
         rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, *other, labelled)]
-    results = job.finish(rows)
+    texts = [f"{text} {label}" for text, label in zip(*labelled, strict=True)] if labelled else []
+    read = {"source": _LABELS.value, "texts": sentences_fingerprint(texts)} if labelled else job.text()
+    results = job.finish(rows, text=read)
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
     layers = dict.fromkeys(row["layer"] for row in by_layer)
     level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]

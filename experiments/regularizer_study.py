@@ -51,16 +51,21 @@ def main(argv: list[str]) -> None:
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
     cli.claim_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
     rows: list[dict[str, Any]] = []
+    hashes: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     for kind, weight in models:
         name = f"{kind} {weight:g}" if weight else kind
         folder = out / name.replace(" ", "-")
         penalty = [f"--regularizer={kind}", f"--reg_weight={weight}"]
         trained = step("pretrain", folder / "pretrain", [*penalty, *more["pretrain"]])
         rows += [{"map": name, **row} for row in trained["rows"] if row["metric"] == "eval_loss"]
+        texts["pretrain"] = trained.get("text")
         for experiment, wanted in MEASURES.items():
             given = [f"--model={folder / 'pretrain' / 'model'}", *more[experiment]]
-            rows += reported(name, step(experiment, folder / experiment, given), wanted)
-    results = write_results(out, "regularizer_study", config, rows)
+            found = step(experiment, folder / experiment, given)
+            rows += reported(name, found, wanted)
+            hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
+    results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
     plot_by_layer(results, BY_LAYER, out / "regularizer_study.png", title="the same model under different penalties")
     for metric in BY_LAYER:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))

@@ -16,7 +16,9 @@ one should not fall to it.
 from absl import flags
 
 from experiments import cli, common
-from jmat.data.corpus import text_sentences
+from jmat.checkpoint import parameters
+from jmat.data.corpus import sentences_fingerprint, text_sentences
+from jmat.maps import model_hash
 from jmat.prune.surgery import load_pruned
 from jmat.results import format_table, write_results
 from jmat.tasks import check_causal, read_task, task_rows, text_rows
@@ -49,7 +51,9 @@ def main(argv: list[str]) -> None:
         rows += text_rows(model, tokenizer, path, lines, progress=path, **settings)
     for path, questions in tasks.items():
         rows += task_rows(model, tokenizer, path, questions, progress=path, **settings)
-    write_results(out, "tasks", config, rows)
+    read = {path: sentences_fingerprint(lines) for path, lines in texts.items()}
+    read |= {path: sentences_fingerprint(map(repr, questions)) for path, questions in tasks.items()}
+    write_results(out, "tasks", config, rows, model_hash=model_hash(parameters(model)), text=read)
     for index in ("text", "task"):
         if any(index in row for row in rows):
             print(format_table(rows, index=index, columns=("metric",), intervals=True))

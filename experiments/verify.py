@@ -15,10 +15,12 @@ import transformers
 from absl import flags
 
 from experiments import cli, common
-from jmat.checkpoint import load_model
+from jmat.checkpoint import load_model, parameters
 from jmat.checkpoint.load import find, load_tokenizer
+from jmat.data.corpus import sentences_fingerprint
+from jmat.maps import model_hash
 from jmat.results import write_results
-from jmat.verify.report import format_report, report_rows, verify
+from jmat.verify.report import SENTENCES, format_report, report_rows, verify
 
 flags.DEFINE_string("text", None, "What to run the model on, instead of built-in English sentences.")
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
@@ -44,7 +46,11 @@ def main(argv: list[str]) -> None:
     report = verify(folder, model, tokenizer, dtype=FLAGS.dtype, text=FLAGS.text)
     print(format_report(report))
     if FLAGS.out:
-        write_results(FLAGS.out, "verify", common.own_flags(), report_rows(report))
+        text = SENTENCES if FLAGS.text is None else [FLAGS.text]
+        source = {"source": "built-in sentences" if FLAGS.text is None else "--text"}
+        read = source | {"eval": sentences_fingerprint(text)}
+        rows, weights = report_rows(report), model_hash(parameters(model))
+        write_results(FLAGS.out, "verify", common.own_flags(), rows, model_hash=weights, text=read)
         print(f"wrote {FLAGS.out}/results.json")
     sys.exit(1 if report.verdict == "WRONG" else 0)
 

@@ -79,9 +79,20 @@ class Zero:
 
 @dataclasses.dataclass(frozen=True)
 class MapsInfo:
-    """Where a folder of maps comes from.
+    """Says which model and text a folder of maps comes from.
 
-    `n` counts the examples they were fitted on; `dtype` is that of the model's parameters and activations then.
+    Attributes:
+        model: the model's name or folder.
+        model_hash: fingerprint of its weights (`model_hash`).
+        protocol: how positions were sampled.
+        corpus: name or file of the text.
+        n: examples that the maps were fitted on.
+        seed: seed of the draw.
+        dtype: dtype of the model's parameters and activations.
+        convention: how a map is applied.
+        fit_text, eval_text: fingerprints of the examples fitted and evaluated on
+            (`jmat.data.examples.fingerprint`); empty in files of version 0.1.
+        jmat: version of jmat; empty in files of version 0.1.
     """
 
     model: str
@@ -92,6 +103,9 @@ class MapsInfo:
     seed: int
     dtype: str
     convention: str = CONVENTION
+    fit_text: str = ""
+    eval_text: str = ""
+    jmat: str = ""
 
 
 def model_hash(params: Mapping[str, Any]) -> str:
@@ -209,6 +223,14 @@ def _read_json(path: pathlib.Path) -> tuple[MapsInfo, dict[str, tuple[tuple[int,
         raise ValueError(f"{path} is damaged or does not describe maps ({error}): fit the maps again.") from None
 
 
+def _written_with(text: str) -> MapsInfo | None:
+    """Reads the copy of the info that stands in the tensors' file; None if it is none."""
+    try:
+        return MapsInfo(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
 def _read_tensors(
     path: pathlib.Path, info: MapsInfo, described: Mapping[str, tuple[tuple[int, ...], bool]]
 ) -> dict[str, Linear]:
@@ -223,7 +245,7 @@ def _read_tensors(
     expected = described.keys() | {f"{name}.bias" for name, (_, bias) in described.items() if bias}
     if (
         tensors.keys() != expected
-        or written not in (None, json.dumps(dataclasses.asdict(info)))
+        or (written is not None and _written_with(written) != info)
         or any(tensors[name].shape != shape for name, (shape, _) in described.items())
     ):
         raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")

@@ -7,6 +7,7 @@ A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12
 import importlib.metadata
 import json
 import math
+import os
 import pathlib
 import platform
 import shutil
@@ -77,9 +78,25 @@ def claim_output_folder(
 
 
 def write_results(
-    out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], rows: Sequence[Row]
+    out: str | pathlib.Path,
+    experiment: str,
+    config: Mapping[str, Any],
+    rows: Sequence[Row],
+    *,
+    model_hash: str | Mapping[str, str] | None = None,
+    text: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes `OUT/results.json`, whole or not at all, and returns what it holds.
+
+    Args:
+        out: the output folder.
+        experiment: its name.
+        config: its flags.
+        rows: the figures.
+        model_hash: fingerprint of the model's weights, or of several models by name; None
+            where no checkpoint was read.
+        text: the text that was read: where it came from, and fingerprints of what was
+            fitted and evaluated on; None where no text was read.
 
     Raises:
         ValueError: a row has no metric or value, is not flat, or holds a number that is not finite. Where there is no
@@ -90,12 +107,14 @@ def write_results(
         "experiment": experiment,
         "config": dict(config),
         "environment": environment(),
+        "model_hash": model_hash,
+        "text": text,
         "rows": [_plain_row(index, row) for index, row in enumerate(rows)],
     }
-    text = _to_json(results)
-    save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(text, "utf-8"))
+    content = _to_json(results)
+    save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(content, "utf-8"))
     shutil.rmtree(pathlib.Path(out) / _REPLACED, ignore_errors=True)
-    return json.loads(text)
+    return json.loads(content)
 
 
 def read_results(out: str | pathlib.Path) -> dict[str, Any]:
@@ -116,19 +135,33 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what the figures depend on, and the devices by kind."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+    """Returns the versions that figures depend on, the processor, and the devices by kind."""
+    versions = {package: package_version(package) for package in _PACKAGES}
     devices = Counter(device.device_kind for device in jax.devices())
     return versions | {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "cpu": _cpu(),
         "devices": [f"{count} x {kind}" for kind, count in devices.items()],
     }
+
+
+def package_version(package: str) -> str:
+    """Returns the version of an installed package, or "not installed"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> str:
+    """Returns the processor's model name and number of cores."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, ValueError, StopIteration):  # not Linux, or not x86
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
 
 
 def format_table(

@@ -314,6 +314,36 @@ def test_fit_eval_of_docs_leaves_out_what_models_were_trained_on(monkeypatch):
     assert fit_eval("docs", 50, 20, seed=1) != (fit, held_out)
 
 
+def test_fit_eval_hardly_changes_with_a_few_other_sentences(monkeypatch):
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
+    before = fit_eval("docs", 50, 20, seed=0)
+    gone = {before[0][3], before[1][7]}
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: [s for s in numbered(1000) if s not in gone])
+    after = fit_eval("docs", 50, 20, seed=0)
+    for old, new in zip(before, after, strict=True):
+        assert new[:-1] == [s for s in old if s not in gone]
+
+
+def test_docs_of_other_versions_is_said_in_one_line(monkeypatch, caplog):
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
+    fit_eval("docs", 50, 20, seed=0)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "is not the text of README's figures" in message
+    assert corpus.sentences_fingerprint(numbered(1000)) in message
+    assert "\n" not in message
+    caplog.clear()
+    monkeypatch.setattr(corpus, "README_DOCS", corpus.sentences_fingerprint(numbered(1000)))
+    fit_eval("docs", 50, 20, seed=0)
+    assert not caplog.records
+
+
+def test_the_fingerprint_of_sentences_sees_every_change():
+    sentences = numbered(5)
+    others = [sentences[:4], sentences[::-1], [*sentences[:4], ""], ["".join(sentences[:2]), *sentences[2:]]]
+    assert len({corpus.sentences_fingerprint(text) for text in (sentences, *others)}) == 5
+    assert corpus.sentences_fingerprint(["a"]) == "ffe9aaeaa2a2d504"  # of b"a\0"
+
+
 def test_fit_eval_of_a_text_uses_all_of_it_once(tmp_path):
     path = write(tmp_path / "text.txt", *numbered(80), *(s.upper() for s in numbered(80)))
     fit, held_out = fit_eval(path, 60, 20, seed=0)

@@ -1,6 +1,7 @@
 """The scripts as users run them: figures equal the reference, mistakes end in one sentence and exit code 1."""
 
 import ast
+import importlib.metadata
 import json
 import re
 import signal
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jmat.maps import load_maps
+import jmat
+from jmat.checkpoint import parameters
+from jmat.data.examples import fingerprint, load_examples
+from jmat.maps import load_maps, model_hash
 from jmat.study import reported
 from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_linearity import cut_examples
@@ -42,6 +46,14 @@ def test_layer_jump(tmp_path, family):
     assert (tmp_path / "layer_jump.png").read_bytes().startswith(b"\x89PNG")
     maps, info = load_maps(tmp_path)
     assert info.n == 1500
+    examples, model = load_examples(REFERENCE / family / "examples.npz"), jmat.load(REFERENCE / family)[0]
+    results = json.loads((tmp_path / "results.json").read_text())
+    source = str(REFERENCE / family / "examples.npz")
+    prints = {"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
+    assert results["text"] == {"source": source, **prints}
+    assert results["model_hash"] == info.model_hash == model_hash(parameters(model))
+    assert (info.fit_text, info.eval_text) == tuple(prints.values())
+    assert info.jmat == results["environment"]["jmat"] == importlib.metadata.version("jmat")
     reference = load_file(REFERENCE / family / "maps.safetensors")
     for name in (name for name in reference if name.startswith("mat.")):
         error = np.linalg.norm(maps[name].W - reference[name]) / np.linalg.norm(reference[name])

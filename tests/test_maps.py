@@ -154,6 +154,21 @@ def test_files_of_two_runs_do_not_mix(saved, tmp_path_factory):
         load_maps(saved)
 
 
+def test_files_of_version_0_1_load(tmp_path):
+    """They say nothing of the text and of jmat's version, in both copies."""
+    save_maps(tmp_path, _maps(), INFO)
+    added = ("fit_text", "eval_text", "jmat")
+    content = json.loads((tmp_path / "maps.json").read_text())
+    about = {key: value for key, value in vars(INFO).items() if key not in added}
+    old = {key: value for key, value in content.items() if key not in added}
+    (tmp_path / "maps.json").write_text(json.dumps(old))
+    tensors = safetensors.numpy.load_file(tmp_path / "maps.safetensors")
+    safetensors.numpy.save_file(tensors, tmp_path / "maps.safetensors", metadata={"info": json.dumps(about)})
+    maps, info = load_maps(tmp_path)
+    assert info == INFO
+    assert maps.keys() == _maps().keys()
+
+
 def test_a_map_that_is_not_what_the_json_says_is_refused(saved):
     content = json.loads((saved / "maps.json").read_text())
     content["maps"]["mat.0.2"]["shape"] = [7, 9]

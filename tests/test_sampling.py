@@ -90,6 +90,17 @@ def test_jmat_draws_different_eligible_positions(bpe, wordpiece):
     assert split.positions.min() == 3
 
 
+def test_a_position_depends_on_its_own_sentence_and_on_how_often_it_was_seen(bpe):
+    def positions(text):
+        examples = make_examples(text, TEXT[:1], bpe, protocol="din2023", max_length=64, seed=0, masked=False)
+        return examples.fit.positions.tolist()
+
+    whole = positions(TEXT)
+    assert positions(TEXT[::-1]) == whole[::-1]
+    assert positions([*TEXT[:7], *TEXT[8:]]) == [*whole[:7], *whole[8:]]
+    assert len(set(positions([TEXT[6]] * 40))) > 5
+
+
 def test_the_seed_decides_the_positions(bpe):
     def positions(seed):
         examples = make_examples(TEXT[:60], TEXT[:60], bpe, protocol="din2023", max_length=64, seed=seed, masked=False)

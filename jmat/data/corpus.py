@@ -10,6 +10,7 @@ import functools
 import gc
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
 import re
@@ -192,6 +193,9 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
     return text_sentences(name)
 
 
+# Fingerprint of the corpus `docs` that README's figures are of: Python 3.11.7 and requirements.lock.
+README_DOCS = "8ccf6563fad1f1c1"
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Train, fit, eval
 
@@ -229,6 +233,8 @@ def fit_eval(
     if (name := os.fspath(name_or_path)) in hub_corpora.SOURCES:
         return hub_corpora.hub_fit_eval(name, num_fit, num_eval, seed)
     sentences = _distinct(load_corpus(name))
+    if name == "docs":
+        _compare_with_readme(sentences_fingerprint(sentences))
     if name in _NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
@@ -245,6 +251,25 @@ def fit_eval(
             f"for; {advice}."
         )
     return _draw(fit, num_fit, seed), _draw(held_out, num_eval, seed)
+
+
+def sentences_fingerprint(sentences: Iterable[str]) -> str:
+    """Returns 16 hex digits of SHA-256 over all sentences, in their order."""
+    digest = hashlib.sha256()
+    for sentence in sentences:
+        digest.update(sentence.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _compare_with_readme(fingerprint: str) -> None:
+    """Logs one line where `docs` holds another text than the one that README's figures are of."""
+    if fingerprint != README_DOCS:
+        logging.getLogger(__name__).warning(
+            "the corpus docs here (%s) is not the text of README's figures (%s), since versions of Python or of"
+            " packages differ: expect other digits. requirements.lock has README's versions.",
+            fingerprint,
+            README_DOCS,
+        )
 
 
 def _draw(sentences: Iterable[str], count: int, seed: int) -> list[str]:

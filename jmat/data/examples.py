@@ -83,10 +83,13 @@ class Examples:
     eval: Split
 
 
-def fingerprint(examples: Examples) -> str:
-    """16 hex digits of SHA-256 over all tokens, lengths and positions: whether two texts are the same."""
+def fingerprint(*splits: Split) -> str:
+    """Returns 16 hex digits of SHA-256 over all tokens, lengths, positions and rows.
+
+    Two parts with one fingerprint hold the same text and the same examples.
+    """
     digest = hashlib.sha256()
-    for split in (examples.fit, examples.eval):
+    for split in splits:
         for field in (split.tokens, split.lengths, split.positions, split.rows):
             digest.update(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes())
     return digest.hexdigest()[:16]
