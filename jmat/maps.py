@@ -126,6 +126,8 @@ def save_maps(
 ) -> None:
     """Writes `maps.safetensors` and `maps.json` into an existing folder, each whole or not at all.
 
+    The JSON holds a checksum of the tensors, `model_hash` of them, so that loading notices damage.
+
     Args:
         folder: where to.
         maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module. A bias is stored as
@@ -146,7 +148,8 @@ def save_maps(
         for name, linear in maps.items()
     }
     about = dataclasses.asdict(info)
-    text = json.dumps({**about, "maps": described}, indent=1, allow_nan=False) + "\n"
+    content = {**about, "checksum": model_hash(tensors), "maps": described}
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def write_tensors(path: pathlib.Path) -> None:
         try:
@@ -175,8 +178,8 @@ def load_maps(
     """
     folder = pathlib.Path(folder)
     _refuse_pickles(folder)
-    info, described = _read_json(folder / "maps.json")
-    maps = _read_tensors(folder / "maps.safetensors", info, described)
+    info, checksum, described = _read_json(folder / "maps.json")
+    maps = _read_tensors(folder / "maps.safetensors", info, checksum, described)
     if info.convention != CONVENTION:
         raise ValueError(f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose them.")
     if model_hash is not None and info.model_hash != model_hash:
@@ -211,12 +214,16 @@ def _refuse_pickles(folder: pathlib.Path) -> None:
         )
 
 
-def _read_json(path: pathlib.Path) -> tuple[MapsInfo, dict[str, tuple[tuple[int, ...], bool]]]:
-    """What the maps are, and (shape, whether there is a bias) of each."""
+def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, tuple[tuple[int, ...], bool]]]:
+    """Returns where maps come from, the checksum of their tensors, and of each its shape and whether it has a bias.
+
+    Files written before there were checksums have none.
+    """
     try:
         content = json.loads(path.read_text("utf-8"))
+        checksum = content.pop("checksum", None)
         described = {name: (tuple(about["shape"]), bool(about["bias"])) for name, about in content.pop("maps").items()}
-        return MapsInfo(**content), described
+        return MapsInfo(**content), checksum, described
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -232,7 +239,7 @@ def _written_with(text: str) -> MapsInfo | None:
 
 
 def _read_tensors(
-    path: pathlib.Path, info: MapsInfo, described: Mapping[str, tuple[tuple[int, ...], bool]]
+    path: pathlib.Path, info: MapsInfo, checksum: str | None, described: Mapping[str, tuple[tuple[int, ...], bool]]
 ) -> dict[str, Linear]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -249,6 +256,8 @@ def _read_tensors(
         or any(tensors[name].shape != shape for name, (shape, _) in described.items())
     ):
         raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")
+    if checksum is not None and model_hash(tensors) != checksum:
+        raise ValueError(f"{path} is damaged (its checksum is not the one in maps.json): copy it anew, or fit again.")
     if wrong := [name for name, values in tensors.items() if not jnp.issubdtype(values.dtype, jnp.floating)]:
         raise ValueError(f"{wrong[0]!r} in {path} is {tensors[wrong[0]].dtype}; expected floating-point numbers.")
     arrays = {name: jnp.asarray(values) for name, values in tensors.items()}

@@ -122,6 +122,35 @@ def test_truncated_file_is_one_clear_sentence(saved, name, keep):
         load_maps(saved)
 
 
+def test_every_flipped_bit_of_the_tensors_file_is_noticed(saved):
+    path = saved / "maps.safetensors"
+    content = path.read_bytes()
+    loaded = load_maps(saved)[0]
+    rng = np.random.default_rng(0)
+    unnoticed = []
+    for place in [*range(8), *rng.choice(len(content), 150, replace=False)]:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << rng.integers(8)]) + content[place + 1 :])
+        try:
+            again = load_maps(saved)[0]
+        except ValueError as error:
+            assert "\n" not in str(error)
+        else:  # white space of the header, say
+            unnoticed += [place for name in loaded if not np.array_equal(again[name].W, loaded[name].W)]
+    assert not unnoticed
+
+
+def test_a_changed_weight_is_damage_and_old_files_without_checksum_load(saved):
+    path = saved / "maps.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"maps\.safetensors is damaged \(its checksum"):
+        load_maps(saved)
+    about = json.loads((saved / "maps.json").read_text())
+    del about["checksum"]
+    (saved / "maps.json").write_text(json.dumps(about))
+    assert len(load_maps(saved)[0]) == 2
+
+
 @pytest.mark.parametrize(
     "content",
     [
