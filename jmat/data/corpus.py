@@ -113,7 +113,7 @@ def docs_sentences() -> list[str]:
         save_atomically(path, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
 
     make = functools.partial(_read_docstrings, packages.values())
-    return cached(f"docs-{name}", ".txt", make, text_sentences, save, lambda kept: _digest("\n".join(kept)).hex()[:16])
+    return cached(f"docs-{name}", ".txt", make, text_sentences, save, sentences_fingerprint)
 
 
 def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> list[str]:
