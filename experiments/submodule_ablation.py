@@ -46,23 +46,25 @@ def main(argv: list[str]) -> None:
     layers = common.layer_choices(_LAYERS.value, L)
     streams = stream_sites(L)
     fit, held_out = job.capture(tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L))))))
-    part_maps = fit_parts(fit, blocks=range(L), intercept=job.config["intercept"], progress="fit parts")
+    intercept: bool = job.config["intercept"]
+    part_maps = fit_parts(fit, blocks=range(L), intercept=intercept, progress="fit parts")
     settings: dict[str, Any] = {"mask_token": job.mask_token, "tokens_per_batch": common.tokens_per_batch()}
+    fitting: dict[str, Any] = {**settings, "intercept": intercept}
     plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {name: {} for name in names if name != "mat"}
     sequential = _REFIT.value == "sequential"
     for name, sources in plans.items():
         for l in track(layers, f"refit {name}" if sequential else None):
             if sequential:
-                sources[l] = refit_sequentially(job.model, job.examples.fit, fit, ABLATIONS[name], l, **settings)
+                sources[l] = refit_sequentially(job.model, job.examples.fit, fit, ABLATIONS[name], l, **fitting)
             else:
                 sources[l] = {(p, i): m for (p, i), m in part_maps.items() if p in ABLATIONS[name] and i >= l}
     finals = ablate(job.model, job.examples.eval, plans, progress="replace", **settings)
     if _HEADS.value:
-        finals |= ablate_heads(job.model, job.examples, progress="heads", **settings)
+        finals |= ablate_heads(job.model, job.examples, progress="heads", **fitting)
     if not hosts.is_first():
         return
     shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
-    jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=job.config["intercept"])
+    jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept)
     if "mat" in names:
         shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), held_out[streams[l]]) for l in layers}
     values = evaluate(job.model, held_out[streams[L]], shortcuts, targets=job.next_tokens(), progress="evaluate")

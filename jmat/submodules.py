@@ -106,6 +106,7 @@ def ablate_heads(
     *,
     mask_token: int | None = None,
     tokens_per_batch: int = 4096,
+    intercept: bool = False,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
     """h_L with one attention head of one block replaced by its map (`mat_head.{h}`) or removed (`no_head.{h}`).
@@ -116,10 +117,12 @@ def ablate_heads(
     L, H, D = model.config.layers, model.config.heads, model.config.width
     settings: dict[str, Any] = {"mask_token": mask_token, "tokens_per_batch": tokens_per_batch}
     keep = [(f"block.{i}.attn.in", *(f"block.{i}.attn.head.{h}" for h in range(H))) for i in range(L)]
-    maps: list[Any] = []
+    maps: list[Linear] = []
     for sites in track(keep, None if progress is None else f"fit {progress}"):
         acts = capture(model, examples.fit, sites, stop=len(maps) + 1, **settings)
-        maps.append(lstsq(acts[sites[0]], np.concatenate([acts[head] for head in sites[1:]], axis=1)).weights)
+        outputs = np.concatenate([acts[head] for head in sites[1:]], axis=1)
+        solution = lstsq(acts[sites[0]], outputs, intercept=intercept)
+        maps.append(Linear(solution.weights, solution.bias))
     kinds = [(f"{kind}_head.{h}", kind, h) for kind in ("mat", "no") for h in range(H)]
     finals = {(name, i): np.empty((examples.eval.num_examples, D), np.float32) for name, *_ in kinds for i in range(L)}
     plan = hosts.share(reading_batches(model.config, examples.eval, mask_token, tokens_per_batch))
@@ -128,7 +131,7 @@ def ablate_heads(
         for i in range(L):
             read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], mask=mask)[1].values()
             heads = jnp.concatenate(parts, axis=-1)
-            stand_ins = {"mat": Linear(maps[i])(read), "no": jnp.zeros_like(heads)}
+            stand_ins = {"mat": maps[i](read), "no": jnp.zeros_like(heads)}
             for name, kind, h in kinds:
                 attn = _with_head(model.blocks[i].attn.o, heads, stand_ins[kind], h, width=model.config.head_width)
                 attn = gather(attn, read_at) if i == L - 1 else attn  # the last block runs on these positions alone

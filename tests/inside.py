@@ -1,0 +1,166 @@
+"""Scripts run inside the tests' own process, where the model's programs are compiled already; figures are kept.
+
+Every script has its own copy of the modules below `experiments`, and its own flags, which would clash with others'.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import io
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from absl import flags
+from matplotlib.figure import Figure
+
+from jmat import hosts
+from jmat.maps import load_maps
+from tests.test_reference import REFERENCE
+
+_WORDS = (
+    "returns array value name list file error string number object function class type key index path shape item "
+    "input output new first last given empty current default optional parent child token line text count size"
+).split()
+_COUNT = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run has left."""
+
+    out: pathlib.Path
+    printed: str
+    said: str
+    figures: tuple[Figure, ...]
+
+    @functools.cached_property
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.out / "results.json").read_text("utf-8"))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.results["rows"]
+
+    @functools.cached_property
+    def maps(self):
+        """Maps by name, and what maps.json says of them."""
+        return load_maps(self.out)
+
+    def find(self, **wanted):
+        """The rows with these fields; a field that should not be there is given as None."""
+        return [row for row in self.rows if all(row.get(key) == value for key, value in wanted.items())]
+
+    def one(self, **wanted):
+        """The only row with these fields."""
+        (row,) = self.find(**wanted)
+        return row
+
+
+def call(script, *arguments, **given) -> Outcome:
+    """Runs a script with flags, by default on the reference GPT-2; a run that was made before is not made again."""
+    named = {"model": REFERENCE / "gpt2", **given}
+    words = tuple(
+        f"--{name}={','.join(map(str, v)) if isinstance(v, list | tuple) else v}" for name, v in named.items()
+    )
+    return _call(script, (*words, *arguments))
+
+
+@functools.cache
+def _call(script, words) -> Outcome:
+    out, figures = _folder() / str(next(_COUNT)), []
+
+    def savefig(figure, file, **_):
+        figures.append(figure)
+        pathlib.Path(file).write_bytes(b"\x89PNG")
+
+    streams = io.StringIO(), io.StringIO()
+    precision = jax.config.jax_default_matmul_precision
+    with contextlib.ExitStack() as stack:
+        main = stack.enter_context(loaded(script)).main
+        arguments = [f"experiments.{script}", *words, f"--out={out}"]
+        stack.enter_context(mock.patch.object(sys, "argv", arguments))
+        stack.enter_context(mock.patch.object(Figure, "savefig", savefig))
+        stack.enter_context(contextlib.redirect_stdout(streams[0]))
+        stack.enter_context(contextlib.redirect_stderr(streams[1]))
+        stack.callback(jax.config.update, "jax_default_matmul_precision", precision)
+        flags.FLAGS(arguments)
+        with hosts.together():
+            main(arguments[:1])
+    return Outcome(out, *(stream.getvalue() for stream in streams), tuple(figures))
+
+
+@contextlib.contextmanager
+def loaded(script):
+    """The module of a script, as if no other had been imported, with its flags at their defaults."""
+    before, modules = dict(flags.FLAGS.__dict__), _experiments()
+    state, own = _worlds.setdefault(script, ({}, {}))
+    for name in modules:
+        del sys.modules[name]
+    sys.modules.update(own)
+    _become(state or _without_scripts(before))
+    try:
+        module = importlib.import_module(f"experiments.{script}")
+        if not state:
+            state |= flags.FLAGS.__dict__
+            own |= _experiments()
+        for name in list(flags.FLAGS):
+            flags.FLAGS[name].unparse()
+        yield module
+    finally:
+        for name in _experiments():
+            del sys.modules[name]
+        sys.modules.update(modules)
+        _become(before)
+
+
+_worlds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+
+def _experiments():
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "experiments"}
+
+
+def _become(state):
+    flags.FLAGS.__dict__.clear()
+    flags.FLAGS.__dict__.update(state)
+
+
+def _without_scripts(state):
+    """The flags that absl itself defines."""
+    own = {
+        name for module, of in state["__flags_by_module"].items() if "absl" in module for name in (f.name for f in of)
+    }
+    kept = {name: flag for name, flag in state["__flags"].items() if name in own}
+    lists = ("__flags_by_module", "__flags_by_module_id", "__key_flags_by_module")
+    by_module = {
+        key: {of: [*found] for of, found in state[key].items() if "experiments" not in str(of)} for key in lists
+    }
+    return {**state, "__flags": kept, **by_module}
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    folder = tempfile.TemporaryDirectory(prefix="jmat-inside-")
+    _kept.append(folder)
+    return pathlib.Path(folder.name)
+
+
+_kept: list[Any] = []
+
+
+@functools.cache
+def text(count=260, seed=0) -> pathlib.Path:
+    """A file of sentences of made-up English; each occurs once."""
+    random, path = np.random.default_rng(seed), _folder() / f"text-{count}-{seed}.txt"
+    lines = [" ".join(random.choice(_WORDS, random.integers(6, 14))).capitalize() + "." for _ in range(count)]
+    assert len(set(lines)) == count
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
