@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, Rotary
+from jmat.config import Rotary
+from jmat.config_reader import TINY, ConfigReader, is_number
+from jmat.errors import shortened
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
 # What `rope_scaling` or `rope_parameters` may hold; a kind ignores what only others use.
-_WORDS = frozenset({"rope_type", "type", "truncate"})
+_WORDS = {"rope_type": str, "type": str, "truncate": bool}
 _NUMBERS = frozenset(
     """
     rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow
@@ -82,10 +84,14 @@ def read_rotary(
     theta = read.number("rope_theta", 10000.0) if theta is None else theta
     scaling = _scaling(read)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    read.require(kind in _KINDS, f"rope_type={kind!r} is not implemented (implemented: {', '.join(_KINDS)})")
+    read.require(kind in _KINDS, f"rope_type={shortened(kind)} is not implemented (implemented: {', '.join(_KINDS)})")
     width = int(head_width * scaling.get("partial_rotary_factor", fraction))
-    read.require(0 < width <= head_width, f"rotary parameters turn {width} of a head's {head_width} coordinates")
-    plain = Rotary(width=width, theta=scaling.get("rope_theta", theta))
+    paired = width + width % 2
+    read.require(0 < paired <= head_width, f"rotary parameters turn {paired} of a head's {head_width} coordinates")
+    theta = scaling.get("rope_theta", theta)
+    least = "above 1" if kind == "yarn" else "at least 1"  # YaRN divides by its logarithm
+    read.require(theta > 1 or (theta == 1 and kind != "yarn"), f"rope_theta={theta!r} should be {least}")
+    plain = Rotary(width=width, theta=theta)
     trained = int(scaling.get("original_max_position_embeddings", num_positions))
     given = {"factor": num_positions / trained, **scaling} if kind == "yarn" else scaling
     missing = [name for name in _NEEDED.get(kind, ()) if name not in given]
@@ -95,6 +101,8 @@ def read_rotary(
         return plain
     plain = dataclasses.replace(plain, kind=kind, factor=given["factor"], trained_positions=trained)
     if kind == "llama3":
+        slow, fast = given["low_freq_factor"], given["high_freq_factor"]
+        read.require(slow < fast, f"low_freq_factor={slow!r} should be below high_freq_factor={fast!r}")
         return dataclasses.replace(plain, slow_turns=given["low_freq_factor"], fast_turns=given["high_freq_factor"])
     if kind == "yarn":
         return dataclasses.replace(
@@ -111,18 +119,19 @@ def _scaling(read: ConfigReader) -> Mapping[str, Any]:
     old, new = read.get("rope_scaling", {}), read.get("rope_parameters", {})
     scaling = old or new
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
-        read.require(False, f"rotary parameters {scaling!r} are not implemented (implemented: one flat set of fields)")
+        given = shortened(scaling)
+        read.require(False, f"rotary parameters {given} are not implemented (implemented: one flat set of fields)")
         return {}
-    unknown = sorted(set(scaling) - _NUMBERS - _WORDS)
-    read.require(not unknown, f"rotary parameters {', '.join(unknown)} are not implemented")
-    bad = [
-        name
-        for name in sorted(_NUMBERS & set(scaling))
-        if scaling[name] is not None and not (isinstance(scaling[name], int | float) and scaling[name] > 0)
-    ]
-    read.require(not bad, f"rotary parameters {', '.join(bad)} should be numbers above 0")
-    given = {name: value for name, value in scaling.items() if value is not None and name not in bad}
-    return {name: float(value) if name in _NUMBERS else value for name, value in given.items()}
+    unknown = sorted(map(str, set(scaling) - _NUMBERS - _WORDS.keys()))
+    read.require(not unknown, f"rotary parameters {shortened(', '.join(unknown))} are not implemented")
+    given = {name: value for name, value in scaling.items() if value is not None and name not in unknown}
+    for name, kind in _WORDS.items():
+        if name in given and not isinstance(given[name], kind):
+            expected = "true or false" if kind is bool else "text"
+            read.require(False, f"rotary parameter {name}={shortened(given.pop(name))} should be {expected}")
+    bad = [name for name in sorted(_NUMBERS & given.keys()) if not (is_number(given[name]) and given[name] >= TINY)]
+    read.require(not bad, f"rotary parameters {', '.join(bad)} should be numbers above 0, in float32")
+    return {name: float(value) if name in _NUMBERS else value for name, value in given.items() if name not in bad}
 
 
 def _yarn_amplitude(given: Mapping[str, Any]) -> float:

@@ -192,7 +192,7 @@ REFUSED = [
     ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config="),
     ("gpt2", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     ("gpt2", {"is_causal": False}, "is_causal=False is a field that jmat does not know"),
-    ("gpt2", {"residual_scale": 2}, r"residual_scale=2 .* load with ignore_config=\('residual_scale',\)"),
+    ("gpt2", {"kv_sharing_modes": 2}, r"kv_sharing_modes=2 .* load with ignore_config=\('kv_sharing_modes',\)"),
     ("bert", {"hidden_act": "mish"}, "hidden_act='mish' is not implemented"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not implemented"),
     ("bert", {"embedding_size": 8}, "embedding_size=8 is not implemented"),
@@ -200,7 +200,7 @@ REFUSED = [
     ("bert", {"type_vocab_size": 0}, "type_vocab_size=0 should be a whole number above 0"),
     ("bert", {"is_decoder": "no"}, "is_decoder='no' should be true or false"),
     ("bert", {"add_cross_attention": True, "is_decoder": True}, "add_cross_attention=True is not implemented"),
-    ("bert", {"layer_norm_eps": None, "rotary": True}, "rotary=True is a field that jmat does not know"),
+    ("bert", {"layer_norm_eps": None, "dtype_plan": True}, "dtype_plan=True is a field that jmat does not know"),
 ]
 
 
@@ -222,11 +222,11 @@ def test_what_follows_from_a_malformed_field_is_not_reported(tmp_path):
 def test_all_refused_fields_are_reported_together(tmp_path):
     config = transformers.GPT2Config(**CASES["gpt2"].fields)
     config.save_pretrained(tmp_path)
-    hf.rewrite_config(tmp_path, activation_function="mish", n_head=-1, extra=1)
+    hf.rewrite_config(tmp_path, activation_function="mish", n_head=-1, is_causal=False)
     with pytest.raises(ValueError, match=r"activation_function='mish'") as caught:
         load_model(tmp_path)
     assert "n_head=-1" in str(caught.value)
-    assert "extra=1" in str(caught.value)
+    assert "is_causal=False" in str(caught.value)
 
 
 def test_a_git_lfs_pointer_says_so(gpt2, tmp_path):

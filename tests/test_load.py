@@ -151,10 +151,10 @@ def test_what_the_hub_refuses_is_one_sentence(monkeypatch):
 
 def test_load_passes_ignored_fields_on(tmp_path):
     torch_model = hf.make(hf.gpt2("load"))
-    torch_model.config.harmless = 1
+    torch_model.config.kv_sharing_modes = 1
     hf.save(torch_model, tmp_path)
-    with pytest.raises(ValueError, match=r"harmless=1 is a field .*ignore_config=\('harmless',\)"):
+    with pytest.raises(ValueError, match=r"kv_sharing_modes=1 is a field .*ignore_config=\('kv_sharing_modes',\)"):
         jmat.load(tmp_path)
-    assert jmat.load(tmp_path, ignore_config=("harmless",))[0].config.layers == 2
+    assert jmat.load(tmp_path, ignore_config=("kv_sharing_modes",))[0].config.layers == 2
     given = ["name_or_folder", "dtype", "revision", "ignore_config", "shard_parameters"]
     assert list(inspect.signature(jmat.load).parameters) == given

@@ -48,7 +48,7 @@ def load_model(
         config, opened = read_config(folder, ignore_config), open_weights(folder)
     else:
         hf, files = open_gguf(gguf)
-        config, opened = config_from_hf(hf, ignore_config), contextlib.nullcontext(files)
+        config, opened = config_from_hf(hf, ignore_config, foreign=False), contextlib.nullcontext(files)
     family = FAMILIES[config.family]
     with opened as files:
         if config.layers > len(files.shapes):  # before anything of that size is made

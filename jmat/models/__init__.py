@@ -8,6 +8,8 @@ from typing import Any
 from flax import nnx
 
 from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
+from jmat.errors import shortened
 from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama, opt, roberta
 from jmat.models.family import Family, Transformer
 
@@ -30,14 +32,27 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """The ModelConfig of a config.json. Raises ValueError for an architecture or a field that is not implemented."""
+def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = (), *, foreign: bool = True) -> ModelConfig:
+    """Returns the ModelConfig of a config.json.
+
+    Args:
+      hf: the fields.
+      ignore: fields to pass over because they do not change the numbers.
+      foreign: whether fields that transformers does not know are passed over, too, with a line that is logged.
+
+    Raises:
+      ValueError: an architecture or a field that is not implemented.
+    """
     model_type = hf.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
-            f"model_type={model_type!r} is not implemented; jmat implements {', '.join(sorted(FAMILIES))}."
+            f"model_type={shortened(model_type)} is not implemented; jmat implements {', '.join(sorted(FAMILIES))}."
         )
-    return FAMILIES[model_type].config(hf, ignore)
+    family = FAMILIES[model_type]
+    try:
+        return family.config(ConfigReader(hf, ignore=ignore, aliases=family.aliases, foreign=foreign))
+    except RecursionError:
+        raise ValueError(f"cannot load this {model_type} config.json: its fields are nested too deeply.") from None
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:

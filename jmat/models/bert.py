@@ -1,14 +1,11 @@
 """BERT (post-norm, bidirectional; Devlin et al. 2018), with its masked-language-model head where there is one."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, LayerNorm, NoNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.sites import Tap
@@ -68,9 +65,8 @@ class MaskedHead(nnx.Module):
         return jnp.matmul(x, kernel, preferred_element_type=jnp.float32) + self.bias[...].astype(jnp.float32)
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a BERT config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of BERT. Raises ValueError for fields that jmat does not implement."""
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     config = ModelConfig(
@@ -79,7 +75,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         num_positions=read.size("max_position_embeddings", 512),
         type_vocab_size=read.size("type_vocab_size", 2),
         width=width,
-        layers=read.size("num_hidden_layers", 12),
+        layers=read.blocks("num_hidden_layers", 12),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("intermediate_size", 3072),
@@ -89,7 +85,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         pre_norm=False,
         tied_head=read.flag("tie_word_embeddings", True),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     pooler = ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
     read.finish(
@@ -146,7 +142,7 @@ def decoder_keys(config: ModelConfig, bias: str, decoder: str) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
     embed=Embed,
     block=Block,
     final_norm=NoNorm,

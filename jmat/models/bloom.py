@@ -1,13 +1,10 @@
 """BLOOM (BigScience 2022): normed embedding; distance biases (ALiBi) instead of positions."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import Attention, Context, Embedding, FeedForward, Head, LayerNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
 from jmat.sites import Tap
@@ -47,18 +44,16 @@ class Block(nnx.Module):
         return (normed if self.from_norm else x) + tap("ffn", self.ffn, normed)
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a BLOOM config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
-    width = read.size("n_embed", read.size("hidden_size", 64))
-    heads = read.size("n_head", read.size("num_attention_heads", 8))
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of BLOOM. Raises ValueError for fields that jmat does not implement."""
+    width, heads = read.size("hidden_size", 64), read.size("n_head", 8)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of n_head={heads}")
     config = ModelConfig(
         family="bloom",
         vocab_size=read.size("vocab_size", 250880),
         num_positions=read.size("seq_length", 2048),  # nothing else bounds it: the length of the texts in training
         width=width,
-        layers=read.size("n_layer", read.size("num_hidden_layers", 2)),
+        layers=read.blocks("n_layer", 2),
         heads=heads,
         head_width=width // heads,
         ffn_width=4 * width,
@@ -69,7 +64,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         alibi=True,
         residual_from_norm=read.flag("apply_residual_connection_post_layernorm", False),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     # slow_but_exact drops a bias where pretraining_tp > 1; without it pretraining_tp does nothing.
     slow = read.flag("slow_but_exact", False) and read.size("pretraining_tp", 1) > 1
@@ -111,7 +106,8 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
+    aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     embed=Embed,
     block=Block,
     final_norm=LayerNorm,

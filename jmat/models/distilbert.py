@@ -1,27 +1,22 @@
 """DistilBERT (Sanh et al. 2019): BERT with half the blocks and without token types."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, NoNorm
 from jmat.models.bert import Block, Embed, MaskedHead
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a DistilBERT config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
-    width = read.size("dim", read.size("hidden_size", 768))
-    heads = read.size("n_heads", read.size("num_attention_heads", 12))
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of DistilBERT. Raises ValueError for fields that jmat does not implement."""
+    width, heads = read.size("dim", 768), read.size("n_heads", 12)
     read.require(width % heads == 0, f"dim={width} is not a multiple of n_heads={heads}")
     config = ModelConfig(
         family="distilbert",
         vocab_size=read.size("vocab_size", 30522),
         num_positions=read.size("max_position_embeddings", 512),
         width=width,
-        layers=read.size("n_layers", read.size("num_hidden_layers", 6)),
+        layers=read.blocks("n_layers", 6),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("hidden_dim", 3072),
@@ -31,7 +26,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         pre_norm=False,
         tied_head=read.flag("tie_word_embeddings", True),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     # Sinusoidal positions are stored like learned ones.
     neutral = ["dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"]
@@ -70,7 +65,8 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     embed=Embed,
     block=Block,
     final_norm=NoNorm,

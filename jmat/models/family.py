@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 
 
 class Transformer(nnx.Module):
@@ -79,7 +80,7 @@ def norm_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
 class Family:
     """An architecture."""
 
-    config: Callable[[Mapping[str, Any], tuple[str, ...]], ModelConfig]  # (config.json, ignored fields) → config
+    config: Callable[[ConfigReader], ModelConfig]
     # Each is called with (config, rngs=…), `final_norm` with (config).
     embed: Callable[..., Any]
     block: Callable[..., Any]
@@ -89,5 +90,8 @@ class Family:
     prefixes: tuple[str, ...]  # of the keys of a model saved with a head (the first is written); a bare model's lack it
     head_prefixes: tuple[str, ...]  # keys that never carry the prefix
     tied: tuple[str, str]  # the head's and the embedding's keys, which are one tensor where the head is tied
+    aliases: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # other names of config fields → the usual ones
     renamed: tuple[tuple[str, str], ...] = ()  # beginnings of keys (regular expressions) → what we call them
     ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours

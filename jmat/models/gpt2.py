@@ -1,14 +1,12 @@
 """GPT-2 (pre-norm, causal; Radford et al. 2019): any size, distilgpt2 included."""
 
-import json
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, LayerNorm
 from jmat.models.family import TRANSPOSED, Family, Key, fused, norm_keys
 from jmat.sites import Tap
@@ -48,9 +46,8 @@ class Block(nnx.Module):
         return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a GPT-2 config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of GPT-2. Raises ValueError for fields that jmat does not implement."""
     width, heads = read.size("n_embd", 768), read.size("n_head", 12)
     vocab_size = read.size("vocab_size", 50257)
     read.require(width % heads == 0, f"n_embd={width} is not a multiple of n_head={heads}")
@@ -60,7 +57,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         type_vocab_size=vocab_size,  # type ids are read from the token table
         num_positions=read.size("n_positions", 1024),
         width=width,
-        layers=read.size("n_layer", 12),
+        layers=read.blocks("n_layer", 12),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("n_inner", 4 * width),
@@ -71,7 +68,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         scale_attention=read.flag("scale_attn_weights", True),
         scale_attention_by_layer=read.flag("scale_attn_by_inverse_layer_idx", False),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     summary = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout", "last_dropout")
     # reorder_and_upcast_attn only moves rounding; n_ctx and n_special are old names of what other fields say.
@@ -104,7 +101,13 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     embed=Embed,
     block=Block,
     final_norm=LayerNorm,

@@ -1,21 +1,18 @@
 """GPT-Neo (Black et al. 2021; the TinyStories models): GPT-2 whose blocks may look back over a short window only."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
+from jmat.errors import shortened
 from jmat.layers import ACTIVATIONS, Head, LayerNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.models.gpt2 import Block, Embed
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a GPT-Neo config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of GPT-Neo. Raises ValueError for fields that jmat does not implement."""
     width = read.size("hidden_size", 2048)
-    heads = read.size("num_heads", read.size("num_attention_heads", 16))
-    layers = read.size("num_layers", read.size("num_hidden_layers", 24))
+    heads = read.size("num_heads", 16)
+    layers = read.blocks("num_layers", 24)
     num_positions = read.size("max_position_embeddings", 2048)
     vocab_size = read.size("vocab_size", 50257)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_heads={heads}")
@@ -39,7 +36,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         windows=tuple(window[kind] for kind in kinds),
         qkv_bias=False,
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     summary = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
     neutral = ["embed_dropout", "resid_dropout", "attention_dropout", *(f"summary_{name}" for name in summary)]
@@ -50,13 +47,20 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
 def _attention_kinds(read: ConfigReader, layers: int) -> list[str]:
     """`global` or `local` for each block, from [[[kind, …], times], …]."""
     types = read.get("attention_types", [[["global", "local"], layers // 2]])
+    kinds = []
     try:
-        kinds = [kind for pattern, times in types for _ in range(times) for kind in pattern]
-    except (TypeError, ValueError):
-        kinds = []
-    if len(kinds) == layers and set(kinds) <= {"global", "local"}:
+        for pattern, times in types:
+            # Before the list is made: a number of times may be anything.
+            if not isinstance(pattern, list) or len(kinds) + times * len(pattern) > layers:
+                kinds = []
+                break
+            kinds += pattern * times
+        sound = len(kinds) == layers and set(kinds) <= {"global", "local"}
+    except (TypeError, ValueError, OverflowError):
+        sound = False
+    if sound:
         return kinds
-    read.require(False, f"attention_types={types!r} should name global or local for each of {layers} blocks")
+    read.require(False, f"attention_types={shortened(types)} should name global or local for each of {layers} blocks")
     return ["global"] * layers
 
 
@@ -84,7 +88,8 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
+    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     embed=Embed,
     block=Block,
     final_norm=LayerNorm,

@@ -1,13 +1,10 @@
 """GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): partial rotary positions, parallel residual."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, Attention, Context, FeedForward, Head, LayerNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
 from jmat.models.llama import Embed
@@ -33,9 +30,8 @@ class Block(nnx.Module):
         return mid + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x if self.parallel else mid))
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a GPT-NeoX config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of GPT-NeoX. Raises ValueError for fields that jmat does not implement."""
     width, heads = read.size("hidden_size", 6144), read.size("num_attention_heads", 64)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     num_positions = read.size("max_position_embeddings", 2048)
@@ -46,7 +42,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         vocab_size=read.size("vocab_size", 50432),
         num_positions=num_positions,
         width=width,
-        layers=read.size("num_hidden_layers", 44),
+        layers=read.blocks("num_hidden_layers", 44),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("intermediate_size", 24576),
@@ -59,7 +55,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         out_bias=bias,
         parallel=read.flag("use_parallel_residual", True),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     neutral = ["attention_dropout", "hidden_dropout", "is_decoder"]
     # Some versions of transformers write the same twice, under both names.
@@ -89,7 +85,7 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
     embed=Embed,
     block=Block,
     final_norm=LayerNorm,

@@ -3,14 +3,15 @@
 Pre-norm and causal, with RMSNorm, rotary positions, gated feed-forward, grouped-query attention (Touvron et al. 2023).
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
+from jmat.errors import shortened
 from jmat.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, RMSNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.rotary import read_rotary
@@ -61,17 +62,16 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 _SLIDING = ["sliding_window", "max_window_layers"]
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
+def read_config(read: ConfigReader) -> ModelConfig:
     """Reads the config.json of any of these. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
-    family = hf["model_type"]
+    family = read.hf["model_type"]
     is_gemma = family == "gemma"
     vocab_size, width, ffn_width, layers, heads, kv_heads, num_positions, head_width, activation = _DEFAULTS[family]
     width, heads = read.size("hidden_size", width), read.size("num_attention_heads", heads)
-    layers = read.size("num_hidden_layers", layers)
+    layers = read.blocks("num_hidden_layers", layers)
     num_positions = read.size("max_position_embeddings", num_positions)
     # A null is not a missing field: it means one key-value head per head.
-    kv_heads = read.size("num_key_value_heads", heads if "num_key_value_heads" in hf else kv_heads or heads)
+    kv_heads = read.size("num_key_value_heads", heads if "num_key_value_heads" in read.hf else kv_heads or heads)
     read.require(heads % kv_heads == 0, f"num_attention_heads={heads} is not a multiple of {kv_heads} key-value heads")
     if read.get("head_dim", head_width) is None:
         read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
@@ -95,7 +95,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         norm_eps=read.positive("rms_norm_eps", 1e-6),
         causal=True,
         tied_head=read.flag("tie_word_embeddings", is_gemma),
-        windows=_windows(read, hf, family, layers, num_positions),
+        windows=_windows(read, family, layers, num_positions),
         rotary=rotary,
         qkv_bias=bias or family == "qwen2",
         out_bias=bias,
@@ -105,7 +105,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         norm_scale_offset=1.0 if is_gemma else 0.0,
         embed_scale=width**0.5 if is_gemma else 1.0,
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     # pretraining_tp splits a product into a sum of parts, which only moves rounding.
     neutral = ["attention_dropout", "pretraining_tp"]
@@ -122,20 +122,21 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
     return config
 
 
-def _windows(
-    read: ConfigReader, hf: Mapping[str, Any], family: str, layers: int, num_positions: int
-) -> tuple[int, ...]:
+def _windows(read: ConfigReader, family: str, layers: int, num_positions: int) -> tuple[int, ...]:
     """Each block's attention window; () where no block has one that a text can exceed."""
     slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window", False))
-    if not slides or hf.get("sliding_window", 4096) is None:
+    if not slides or read.hf.get("sliding_window", 4096) is None:
         return ()
     window = {"sliding_attention": read.size("sliding_window", 4096), "full_attention": num_positions}
     first = 0 if family == "mistral" else read.number("max_window_layers", 28.0)
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if family != "mistral":
         kinds = read.get("layer_types", kinds)
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(window):
-        read.require(False, f"layer_types={kinds!r} should name {' or '.join(window)} for each of {layers} blocks")
+    names = tuple(window)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
+        read.require(
+            False, f"layer_types={shortened(kinds)} should name {' or '.join(names)} for each of {layers} blocks"
+        )
         return ()
     windows = tuple(window[kind] for kind in kinds)
     return windows if min(windows) < num_positions else ()
@@ -164,7 +165,7 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
     embed=Embed,
     block=Block,
     final_norm=RMSNorm,

@@ -1,13 +1,10 @@
 """OPT (Zhang et al. 2022): pre-norm, but post-norm in OPT-350m, whose token table is narrower than its stream."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, Head, LayerNorm, NoNorm
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.sites import Tap
@@ -58,9 +55,8 @@ def final_norm(config: ModelConfig) -> LayerNorm | NoNorm:
     return LayerNorm(config) if config.final_norm else NoNorm(config)
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads an OPT config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of OPT. Raises ValueError for fields that jmat does not implement."""
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     pre_norm, bias = read.flag("do_layer_norm_before", True), read.flag("enable_bias", True)
@@ -72,7 +68,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         position_offset=2,  # the table's first two rows are never read
         width=width,
         embed_width=read.size("word_embed_proj_dim", width),
-        layers=read.size("num_hidden_layers", 12),
+        layers=read.blocks("num_hidden_layers", 12),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("ffn_dim", 3072),
@@ -87,7 +83,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         out_bias=bias,
         ffn_bias=bias,
         init_std=read.number("init_std", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     read.finish(neutral=["dropout", "attention_dropout", "activation_dropout", "layerdrop"])
     return config
@@ -125,7 +121,7 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
     embed=Embed,
     block=Block,
     final_norm=final_norm,

@@ -1,32 +1,30 @@
 """RoBERTa (Liu et al. 2019), XLM-RoBERTa and CamemBERT: BERT whose positions start after the padding id."""
 
 import functools
-import json
-from collections.abc import Mapping
-from typing import Any
 
-from jmat.config import ConfigReader, ModelConfig
+from jmat.config import ModelConfig
+from jmat.config_reader import ConfigReader
 from jmat.layers import ACTIVATIONS, NoNorm
 from jmat.models.bert import Block, Embed, MaskedHead, decoder_keys, encoder_keys
 from jmat.models.family import Family, Key, dense_keys, norm_keys
 
 
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Reads a RoBERTa config.json. Raises ValueError for fields that jmat does not implement, by name."""
-    read = ConfigReader(hf, ignore=ignore)
+def read_config(read: ConfigReader) -> ModelConfig:
+    """Reads the config.json of RoBERTa. Raises ValueError for fields that jmat does not implement."""
+    family = read.hf["model_type"]
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
-    offset = 1 + read.get("pad_token_id", 1)
+    offset = 1 + read.size("pad_token_id", 1, least=0)
     rows = read.size("max_position_embeddings", 512)
     read.require(rows > offset, f"max_position_embeddings={rows} leaves no position after pad_token_id={offset - 1}")
     config = ModelConfig(
-        family=hf["model_type"],
-        vocab_size=read.size("vocab_size", 30522 if hf["model_type"] == "xlm-roberta" else 50265),
+        family=family,
+        vocab_size=read.size("vocab_size", 30522 if family == "xlm-roberta" else 50265),
         num_positions=max(rows - offset, 1),
         position_offset=offset,
         type_vocab_size=read.size("type_vocab_size", 2),
         width=width,
-        layers=read.size("num_hidden_layers", 12),
+        layers=read.blocks("num_hidden_layers", 12),
         heads=heads,
         head_width=width // heads,
         ffn_width=read.size("intermediate_size", 3072),
@@ -36,7 +34,7 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Model
         pre_norm=False,
         tied_head=read.flag("tie_word_embeddings", True),
         init_std=read.number("initializer_range", 0.02),
-        hf=json.dumps(dict(hf)),
+        hf=read.to_json(),
     )
     read.finish(fixed={"position_embedding_type": ("absolute",)})
     return config
@@ -52,7 +50,7 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 FAMILY = Family(
-    config=config_from_hf,
+    config=read_config,
     embed=Embed,
     block=Block,
     final_norm=NoNorm,

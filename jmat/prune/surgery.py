@@ -169,8 +169,6 @@ def _smaller(config: ModelConfig, kept: list[int]) -> ModelConfig:
     """The config with only the kept blocks, as jmat's fields and as config.json's."""
     hf = config.to_hf()
     hf[_LAYERS.get(config.family, "num_hidden_layers")] = len(kept)
-    if config.family == "bloom" and "num_hidden_layers" in hf:
-        hf["num_hidden_layers"] = len(kept)
     for name in ("layer_types", "attention_layers"):
         if hf.get(name) is not None:
             hf[name] = [hf[name][i] for i in kept]
