@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from matplotlib.figure import Figure
 
 import jmat
 from jmat import forward
 from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
+from jmat.linearity.measure import stored_linearity
 from jmat.maps import MapsInfo, model_hash
 from jmat.prune import merge, plans, report, scores, surgery
 from jmat.prune.heal import distil
@@ -158,7 +160,7 @@ def test_scores_are_their_formulas():
         X, Y = ((v - v.mean(0)) / np.linalg.norm(v - v.mean(0)) for v in (X, Y))
         return 1 - np.square(Y - X @ np.linalg.lstsq(X, Y, rcond=None)[0]).sum()
 
-    for score in scores.SCORES[:-1]:
+    for score in scores.STREAM_SCORES:
         found = scores.stretch_scores(score, streams, pairs)
         for i, j in pairs:
             assert found[i, j] == pytest.approx(by_hand(score, streams[i], streams[j]), abs=1e-5), score
@@ -264,6 +266,64 @@ def test_distilling_that_diverges_is_told(whole):
         distil(whole.model, small(whole.split, 24), maps, steps=4, learning_rate=1e9)
 
 
+def side_by_side(split):
+    """Tokens [S, T], zeros behind each sentence, which a causal model does not see; and which are real."""
+    real = np.arange(split.lengths.max()) < split.lengths[:, None]
+    tokens = np.zeros(real.shape, np.int32)
+    tokens[real] = split.tokens
+    return tokens, real
+
+
+def test_distillation_losses_are_their_formulas(whole):
+    """Before the first step, over every layer after the removed block, by hand."""
+    split = small(whole.split, 6)
+    maps = plans.fit_maps(whole, plans.How(method="map"), (1,))
+    tokens, real = side_by_side(split)
+    assert split.lengths.min() > 1
+    keep = ("block.1", "block.2", "block.3")  # h_2, h_3 and h_4
+    target, mapped = (jmat.run(whole.model, tokens, keep=keep, sites=s)[1] for s in (None, {"block.1": maps[1, 2]}))
+    error = [np.square(np.asarray(mapped[k] - target[k], np.float64))[real] for k in keep]
+    size = [np.square(np.asarray(target[k], np.float64)).sum(-1)[real] for k in keep]
+    plain = np.mean([e.mean(-1) for e in error])
+    relative = np.mean([e.sum(-1) / s for e, s in zip(error, size, strict=True)])
+    for loss, expected in (("plain", plain), ("relative", relative)):
+        said = []
+        distil(whole.model, split, maps, steps=1, loss=loss, log=lambda step, value, said=said: said.append(value))
+        assert said == [pytest.approx(expected, rel=1e-4)], loss
+    with pytest.raises(ValueError, match="loss='squared' is unknown; choose from relative, plain"):
+        distil(whole.model, split, maps, loss="squared")
+    few, said = plans.Teacher(whole.model, split, whole.streams), []  # the setting arrives
+    how = plans.How(method="distil", distil_loss="plain", distil_steps=1)
+    block_1_first = {(i, i + 1): abs(i - 1.0) for i in range(4)}
+    [(pruned, _)] = plans.prune(few, how, 1, known=block_1_first, log=said.append)
+    assert pruned.removed == (1,)
+    assert float(said[-1].split("loss ")[1].split(",")[0]) == pytest.approx(plain, rel=1e-3)
+
+
+def test_by_default_the_block_goes_whose_removal_costs_least(whole):
+    """KL of every single removal, from log-probabilities by hand."""
+    few = plans.teacher(whole.model, small(whole.split, 12))
+    tokens, real = side_by_side(few.split)
+    predicted = real[:, 1:]  # the last token of a sentence predicts nothing
+    without = [{f"block.{i}": jmat.Identity()} for i in range(4)]
+    each = (logits_of(whole.model, tokens, sites)[:, :-1][predicted] for sites in (None, *without))
+    log_p, *log_q = (np.asarray(jax.nn.log_softmax(values)).astype(np.float64) for values in each)
+    cost = [(np.exp(log_p) * (log_p - q)).sum(-1).mean() for q in log_q]
+    [(pruned, scored)] = plans.prune(few, plans.How(), 1)
+    assert pruned.removed == (np.argmin(cost),)
+    assert [scored.scores[i, i + 1] for i in range(4)] == pytest.approx(cost, rel=1e-3)
+    assert np.argmax(cost) == 0  # which linearity without the residual removes first
+    assert next(plans.prune(whole, plans.How(score="linearity_without_residual"), 1))[0].removed == (0,)
+    table = plans.block_scores(few, plans.How())
+    assert table["kl"] == scored.scores
+    rows = report.block_score_rows(table)
+    assert {row["score"] for row in rows} == set(scores.SCORES)
+    by_layer = {row["layer"]: row["value"] for row in rows if row["score"] == "linearity"}
+    exact = stored_linearity(few.streams)
+    assert by_layer == pytest.approx({i: exact[i, i + 1] for i in range(4)}, abs=1e-4)
+    assert set(plans.block_scores(few, plans.How(score="angular"))) == set(scores.STREAM_SCORES)
+
+
 @pytest.mark.slow
 def test_blocks_chosen_by_kl_again_after_each_merge(whole, text):
     how = plans.How(method="merge", score="kl", rescore=True, score_sentences=24)
@@ -341,15 +401,29 @@ def test_costs_and_spans(whole, text):
     assert min(time_per_token(whole.model, text, {0: (whole.model, {})}, repeats=1).values()) > 0
 
 
-def test_figure_of_methods(tmp_path):
+def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path, monkeypatch):
+    """Read off the artists: a tick is shared only by methods that removed the same blocks."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw)))
+    removed = {"delete": ("none", "0", "0,2-3"), "map": ("none", "0", "0,2-3"), "merge": ("none", "2", "2-3")}
     rows = [
-        {"method": method, "removed": k, "metric": metric, "value": k + 1.0}
-        for method in METHODS
-        for k in range(3)
+        {"method": method, "removed": k + (k == 2 and "0" in blocks), "blocks": blocks, "metric": metric}
+        | {"value": 1.0 + k + 10 * m}
+        for m, (method, sets) in enumerate(removed.items())
+        for k, blocks in enumerate(sets)
         for metric in ("perplexity", "kl", "precision@1")
     ]
     report.plot_prune({"rows": rows}, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    for panel in figures[0].axes:
+        ticks = [text.get_text() for text in panel.get_xticklabels()]
+        assert ticks == ["none", "0", "2", "2–3", "0, 2–3"]
+        names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+        assert names == list(removed)
+        for m, (name, line) in enumerate(zip(names, panel.lines, strict=True)):
+            drawn = [ticks[int(x)].replace("–", "-").replace(", ", ",") for x in line.get_xdata()]
+            assert drawn == list(removed[name])
+            assert list(line.get_ydata()) == [1 + 10 * m, 2 + 10 * m, 3 + 10 * m]
     with pytest.raises(ValueError, match="nothing to draw"):
         report.plot_prune({"rows": rows[:0]}, tmp_path / "figure.png")
 

@@ -1,18 +1,21 @@
 """Distilling the maps of removed blocks: only they are trained, until the stream is again what it was.
 
 With h_l the stream of the whole model after layer l, and h'_l that of the model with maps, the loss is the mean over
-the layers l after the first removed block, over tokens, of the relative squared error
+the layers l after the first removed block, over tokens, of
 
-    ‖h'_l − h_l‖² / ‖h_l‖²        (Razzhigaev et al. 2024 use the plain one; relative to each token's own stream, the
-                                   few tokens with a hundred times the norm do not decide everything)
+| `loss` | |
+|---|---|
+| `relative` | `‖h'_l − h_l‖² / ‖h_l‖²` |
+| `plain` | `‖h'_l − h_l‖² / D`, the layer-wise mean squared error of Razzhigaev et al. 2024 |
 
 plus `kl_weight` times KL(whole ‖ with maps), in nats a token. Streams inside a stretch have no counterpart and are left
-out.
+out. Relative to each token's own stream, the few tokens with a hundred times the norm do not decide everything.
 
 A map is trained as `W + V · t ⊗ 1/s`, with s the root mean square of each coordinate of its input, t that of its
 error at the start, and V = 0 at first: Adam's steps then mean the same to all coordinates, outliers included.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ from jmat.prune.stand_ins import Stretch, stand_ins
 
 # (step, loss): called after the first step, the last one, and some in between.
 Log = Callable[[int, float], None]
+LOSSES = ("relative", "plain")
 _DIVERGED = 100  # times the first batch's loss; other batches differ from it by much less
 
 
@@ -44,6 +48,7 @@ def distil(
     learning_rate: float = 3e-3,
     tokens_per_batch: int = 1024,
     kl_weight: float = 0.0,
+    loss: str = "relative",
     seed: int = 0,
     mask_token: int | None = None,
     log: Log | None = None,
@@ -61,16 +66,20 @@ def distil(
       learning_rate: the first, in the units above.
       tokens_per_batch: padded tokens a step.
       kl_weight: of KL(whole ‖ with maps) in the loss.
+      loss: on the streams, one of `LOSSES`.
       seed: order of the batches.
       mask_token: for masked models.
       log: takes (step, loss).
       log_every: steps between two calls of it.
 
     Raises:
-      ValueError: no maps, or no steps; the loss grows a hundredfold, or is not finite.
+      ValueError: no maps, no steps, or an unknown loss; the loss grows a hundredfold, or is not finite.
     """
     if not maps or steps < 1:
         raise ValueError(f"{len(maps)} maps and {steps} steps: there is nothing to distil.")
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss!r} is unknown; choose from {', '.join(LOSSES)}.")
+    relative = loss == "relative"
     removed = [i for start, stop in maps for i in range(start, stop)]
     first, stops = min(removed), {stop for _, stop in maps}
     streams = stream_sites(model.config.layers)
@@ -81,8 +90,9 @@ def distil(
         trained = {stretch: _trained(trainees[stretch], change) for stretch, change in changes.items()}
         sites = stand_ins(model, "map", removed, trained)
         x, acts = run(model, start, start=first, sites=sites, mask=mask, keep=keep)
-        loss = sum(_relative_error(acts[name], teacher[name], mask) for name in keep) / len(keep)
-        return loss if whole is None else loss + kl_weight * _kl(whole, logits(model, x), mask)
+        errors = (_error(acts[name], teacher[name], mask, relative=relative) for name in keep)
+        error = sum(errors) / len(keep)
+        return error if whole is None else error + kl_weight * _kl(whole, logits(model, x), mask)
 
     plan = text_batches(model, whole_sentences(split, mask_token), tokens_per_batch)
     trainees: dict[Stretch, _Trainee] = {}
@@ -96,8 +106,8 @@ def distil(
         changes = {stretch: trainee.change for stretch, trainee in trainees.items()}
         whole = logits(model, x) if kl_weight else None
         start = acts[streams[first]]
-        loss, gradients = jax.value_and_grad(loss_of)(changes, trainees, start, acts, whole, mask)
-        now = float(loss)
+        value, gradients = jax.value_and_grad(loss_of)(changes, trainees, start, acts, whole, mask)
+        now = float(value)
         before = now if before is None else before
         if not now <= _DIVERGED * max(before, 1e-3):  # NaN is not
             raise ValueError(
@@ -155,13 +165,18 @@ def _step(trainee: _Trainee, gradient: Linear, rate: Float[Array, ""] | np.float
     return trainee._replace(change=change, state=state)
 
 
-@jax.jit
-def _relative_error(
-    x: Float[Array, "B T D"], target: Float[Array, "B T D"], mask: Bool[Array, "B T"]
+@functools.partial(jax.jit, static_argnames=("relative",))
+def _error(
+    x: Float[Array, "B T D"], target: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, relative: bool
 ) -> Float[Array, ""]:
+    """Mean over the tokens of the squared error, against the target's square or per coordinate."""
     x, target = x.astype(jnp.float32), target.astype(jnp.float32)
-    size = jnp.square(target).sum(-1)
-    error = jnp.square(x - target).sum(-1) / jnp.where(size > 0, size, 1)
+    error = jnp.square(x - target).sum(-1)
+    if relative:
+        size = jnp.square(target).sum(-1)
+        error = error / jnp.where(size > 0, size, 1)
+    else:
+        error = error / jnp.float32(x.shape[-1])
     return jnp.where(mask, error, 0).sum() / mask.sum().astype(jnp.float32)
 
 

@@ -13,10 +13,10 @@ from jmat.capture import capture, stream_sites
 from jmat.config import ModelConfig
 from jmat.data.examples import Split
 from jmat.maps import Identity, Linear
-from jmat.prune.heal import distil
+from jmat.prune.heal import LOSSES, distil
 from jmat.prune.measure import compare_on_text, whole_sentences
 from jmat.prune.merge import FEATURES, check_mergeable, features_site, fit_merge
-from jmat.prune.scores import SCORES, in_order, stretch_scores
+from jmat.prune.scores import SCORES, STREAM_SCORES, in_order, stretch_scores
 from jmat.prune.stand_ins import METHODS, Stretch, label, stand_ins, stretches
 from jmat.regression import Solution, lstsq
 from jmat.sites import Site
@@ -31,7 +31,7 @@ class How:
     """The settings of one pruning."""
 
     method: str = "delete"  # one of METHODS
-    score: str = "linearity_without_residual"  # one of SCORES
+    score: str = "kl"  # one of SCORES
     rescore: bool = False  # compute the scores anew after each removal, on what is left
     spans: bool = False  # remove the best stretch of k blocks instead of k single blocks
     refit: str = "original"  # maps fitted on the whole model's stream, or one after another on what the others left
@@ -42,6 +42,7 @@ class How:
     distil_steps: int = 300
     learning_rate: float = 3e-3
     kl_weight: float = 0.0
+    distil_loss: str = "relative"  # one of LOSSES
     seed: int = 0
 
     def check(self, config: ModelConfig, remove: int) -> None:
@@ -51,6 +52,7 @@ class How:
             ("score", self.score, SCORES),
             ("refit", self.refit, REFITS),
             ("merge_from", self.merge_from, FEATURES),
+            ("distil_loss", self.distil_loss, LOSSES),
         )
         for name, value, valid in named:
             if value not in valid:
@@ -118,10 +120,24 @@ def teacher(
     return Teacher(model, split, list(acts.values()), **settings)
 
 
-def prune(whole: Teacher, how: How, remove: int, *, log: Log | None = None) -> Iterator[tuple[Pruned, Scored]]:
+def prune(
+    whole: Teacher,
+    how: How,
+    remove: int,
+    *,
+    known: Mapping[Stretch, float] | None = None,
+    log: Log | None = None,
+) -> Iterator[tuple[Pruned, Scored]]:
     """Pruned models with 1, 2, … `remove` blocks less, and the scores behind each choice.
 
     Each removes one block more than the one before; with `spans` each is the best stretch of its length.
+
+    Args:
+      whole: the model to prune.
+      how: the settings.
+      remove: blocks to remove from the last of the models.
+      known: scores by `how.score` of the whole model's blocks (`block_scores`), where computed before.
+      log: called with a sentence before each fit.
 
     Raises:
       ValueError: as `How.check`; NaN or infinity in what was read.
@@ -140,7 +156,9 @@ def prune(whole: Teacher, how: How, remove: int, *, log: Log | None = None) -> I
             removed = tuple(range(*in_order(how.score, scored.scores)[0]))
         else:
             candidates = [(i, i + 1) for i in range(lowest, L) if i not in removed]
-            if how.rescore or not scored.scores:
+            if known is not None and not removed:
+                scored = Scored((), {block: known[block] for block in candidates})
+            elif how.rescore or not scored.scores:
                 scored = Scored(removed, score_stretches(whole, how, candidates, current))
             ranked = [start for start, _ in in_order(how.score, scored.scores) if start not in removed]
             removed = (*removed, ranked[0])
@@ -150,6 +168,16 @@ def prune(whole: Teacher, how: How, remove: int, *, log: Log | None = None) -> I
         if how.method == "distil":
             current = current._replace(maps=_distilled(whole, how, current.maps, log))
         yield current, scored
+
+
+def block_scores(whole: Teacher, how: How) -> dict[str, dict[Stretch, float]]:
+    """Every score that the streams give of every block, and `how.score`, before any is removed."""
+    blocks = [(i, i + 1) for i in range(whole.model.config.layers)]
+    return {
+        score: score_stretches(whole, dataclasses.replace(how, score=score), blocks, Pruned((), {}))
+        for score in SCORES
+        if score in (how.score, *STREAM_SCORES)
+    }
 
 
 def score_stretches(whole: Teacher, how: How, candidates: list[Stretch], current: Pruned) -> dict[Stretch, float]:
@@ -232,6 +260,7 @@ def _distilled(whole: Teacher, how: How, maps: dict[Stretch, Linear], log: Log |
         steps=how.distil_steps,
         learning_rate=how.learning_rate,
         kl_weight=how.kl_weight,
+        loss=how.distil_loss,
         seed=how.seed,
         mask_token=whole.mask_token,
         log=progress,

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from jmat.plots import count_axis, draw, key, legend, line
+from jmat.plots import draw, key, legend, line
 from jmat.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
 from jmat.prune.merge import fold
 from jmat.prune.plans import Pruned, Scored
-from jmat.prune.stand_ins import label, stand_ins
+from jmat.prune.stand_ins import Stretch, label, stand_ins
 
 METRICS = ("perplexity", "kl", "precision@1", "parameters", "flops", "microseconds_per_token")
 
@@ -80,13 +80,31 @@ def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[dict[s
     for of in dict.fromkeys((choice.after, tuple(choice.scores.items())) for choice in scored):
         for (layer, target), value in of[1]:
             row = {"method": method, "score": score, "step": len(of[0]), "layer": layer, "target": target}
-            row |= {"metric": "score", "value": value if np.isfinite(value) else None}
-            rows.append(row if np.isfinite(value) else row | {"note": "without these blocks the scores overflow"})
+            rows.append(row | {"metric": "score", **_finite(value)})
     return rows
 
 
+def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[dict[str, Any]]:
+    """`block_score` of every block, from `layer` to `target`, by every score of `block_scores`."""
+    return [
+        {"metric": "block_score", "score": score, "layer": layer, "target": target, **_finite(value)}
+        for score, of_score in scores.items()
+        for (layer, target), value in of_score.items()
+    ]
+
+
+def _finite(score: float) -> dict[str, Any]:
+    """A score as a row's value; one that overflows is None, with a note."""
+    if np.isfinite(score):
+        return {"value": score}
+    return {"value": None, "note": "without these blocks the scores overflow"}
+
+
 def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
-    """Perplexity, KL and top-1 agreement over the number of removed blocks, one line a method.
+    """Perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
+
+    Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
+    where they removed the same blocks.
 
     Raises ValueError if there is nothing to draw.
     """
@@ -96,23 +114,26 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
     if not rows:
         raise ValueError("no rows of pruned models: nothing to draw")
     methods = [method for method in _LOOKS if any(row["method"] == method for row in rows)]
+    rows.sort(key=lambda row: (row["removed"], methods.index(row["method"])))
+    place = {blocks: x for x, blocks in enumerate(dict.fromkeys(row["blocks"] for row in rows))}
+    names = [blocks.replace(",", ", ").replace("-", "–") for blocks in place]
+    upright = sum(map(len, names)) > 30  # too many letters to stand side by side
 
     def fill(figure: Figure) -> None:
         panels = figure.subplots(1, len(panels_of), squeeze=False)[0]
         for panel, (metric, name) in zip(panels, panels_of.items(), strict=True):
             for method in methods:
                 mine = [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
-                mine.sort(key=lambda row: row["removed"])
-                line(panel, [row["removed"] for row in mine], mine, _LOOKS[method])
+                line(panel, [place[row["blocks"]] for row in mine], mine, _LOOKS[method])
             panel.set(title=name, xlabel="blocks removed")
-            count_axis(panel)
+            panel.set_xticks(range(len(names)), names, rotation=90 if upright else 0)
             if metric == "perplexity":
                 panel.set_yscale("log")
             else:
                 panel.set_ylim(0, 1.02 if metric == "precision@1" else None)
         legend(figure, [key(method, _LOOKS[method]) for method in methods])
 
-    draw(path, fill, title=title, size=(8.0, 2.9))
+    draw(path, fill, title=title, size=(max(8.0, 1.5 + 0.75 * len(names)), 3.2 if upright else 2.9))
 
 
 def _mean_context(text: Text, *, causal: bool) -> float:

@@ -4,11 +4,14 @@ With h = h_i the stream before block i, and h' = h_j the stream after block j �
 
 | score | | removed first |
 |---|---|---|
-| `linearity` | `1 − min ‖H A − H'‖²`, both centred and of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
-| `linearity_without_residual` | the same between H and H' − H | the highest |
+| `kl` | KL(whole ‖ without these blocks), in nats a token, measured | the lowest |
 | `block_influence` | `1 − E cos(h, h')` (ShortGPT; Men et al. 2024) | the lowest |
 | `angular` | `E arccos(cos(h, h')) / π` (Gromov et al. 2024) | the lowest |
-| `kl` | KL(whole ‖ without these blocks), in nats a token, measured | the lowest |
+| `linearity` | `1 − min ‖H A − H'‖²`, both centred and of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
+| `linearity_without_residual` | the same between H and H' − H; ours as an order of removal | the highest |
+
+Razzhigaev et al. 2024 order blocks by `linearity`, and report the score without the residual as a measurement. What a
+block adds can be linear in what it reads and yet be needed: linearity alone does not say what removal costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +23,9 @@ from numpy import ndarray
 from jmat.prune.stand_ins import Stretch
 from jmat.regression import factorise_each
 
-SCORES = ("linearity_without_residual", "linearity", "block_influence", "angular", "kl")
-_HIGHEST_FIRST = ("linearity_without_residual", "linearity")
+_HIGHEST_FIRST = ("linearity", "linearity_without_residual")
+STREAM_SCORES = ("block_influence", "angular", *_HIGHEST_FIRST)  # read from the streams alone
+SCORES = ("kl", *STREAM_SCORES)
 
 
 def stretch_scores(
@@ -38,7 +42,7 @@ def stretch_scores(
         return {stretch: float(1 - cosine.mean()) for stretch, cosine in cosines.items()}
     if score == "angular":
         return {stretch: float(np.arccos(cosine).mean() / np.pi) for stretch, cosine in cosines.items()}
-    raise ValueError(f"score {score!r} is not read from the streams; choose from {', '.join(SCORES[:-1])}.")
+    raise ValueError(f"score {score!r} is not read from the streams; choose from {', '.join(STREAM_SCORES)}.")
 
 
 def in_order(score: str, scores: Mapping[Stretch, float]) -> list[Stretch]:
