@@ -59,6 +59,14 @@ def small(split, count):
     return Split(split.tokens[:size], split.lengths[:count], split.positions[:count])
 
 
+def side_by_side(split):
+    """Tokens [S, T], zeros behind each sentence, which a causal model does not see; and which are real."""
+    real = np.arange(split.lengths.max()) < split.lengths[:, None]
+    tokens = np.zeros(real.shape, np.int32)
+    tokens[real] = split.tokens
+    return tokens, real
+
+
 def by_transformers(case, folder, tokens):
     model = getattr(transformers, case.model).from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -248,15 +256,16 @@ def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
     few = plans.teacher(whole.model, split)
     original, sequential = (plans.fit_maps(few, plans.How(method="map", refit=refit), (1, 3)) for refit in plans.REFITS)
     np.testing.assert_array_equal(original[1, 2].W, sequential[1, 2].W)
-    read, wanted = [], []
-    for start, length, position in zip(split.starts, split.lengths, split.positions, strict=True):
-        tokens = split.tokens[None, start : start + length]
-        for stop, sites, rows in ((3, {"block.1": original[1, 2]}, read), (4, None, wanted)):
-            rows.append(np.asarray(jmat.run(whole.model, tokens, stop=stop, sites=sites)[0])[0, position])
-    W = np.linalg.lstsq(np.stack(read).astype(np.float64), np.stack(wanted).astype(np.float64))[0]
-    expected = np.stack(read) @ W
+    tokens, _ = side_by_side(split)
+    at = np.arange(split.num_sentences), split.positions
+    read, wanted = (
+        np.asarray(jmat.run(whole.model, tokens, stop=stop, sites=sites)[0])[at]
+        for stop, sites in ((3, {"block.1": original[1, 2]}), (4, None))
+    )
+    W = np.linalg.lstsq(read.astype(np.float64), wanted.astype(np.float64))[0]
+    expected = read @ W
     for maps, alike in ((sequential, True), (original, False)):
-        error = np.linalg.norm(np.stack(read) @ np.asarray(maps[3, 4].W) - expected) / np.linalg.norm(expected)
+        error = np.linalg.norm(read @ np.asarray(maps[3, 4].W) - expected) / np.linalg.norm(expected)
         assert (error < 1e-4) == alike, error
 
 
@@ -264,14 +273,6 @@ def test_distilling_that_diverges_is_told(whole):
     maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
     with pytest.raises(ValueError, match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate"):
         distil(whole.model, small(whole.split, 24), maps, steps=4, learning_rate=1e9)
-
-
-def side_by_side(split):
-    """Tokens [S, T], zeros behind each sentence, which a causal model does not see; and which are real."""
-    real = np.arange(split.lengths.max()) < split.lengths[:, None]
-    tokens = np.zeros(real.shape, np.int32)
-    tokens[real] = split.tokens
-    return tokens, real
 
 
 def test_distillation_losses_are_their_formulas(whole):
