@@ -112,43 +112,6 @@ def test_means_over_layers(rows):
     assert find(means, **chosen) == [pytest.approx(np.mean(find(rows, **chosen)))]
 
 
-def test_pairs_show_the_largest_fits_and_id(rows, tmp_path, monkeypatch):
-    shown = []
-    real = cross_corpus.pair_map
-
-    def pair_map(panel, grid, down, across):
-        shown.append((grid, down, across))
-        return real(panel, grid, down, across)
-
-    monkeypatch.setattr(cross_corpus, "pair_map", pair_map)
-    results = json.loads(json.dumps({"rows": rows}))
-    cross_corpus.plot_pairs(results, tmp_path / "pairs.png", title="t")
-    means = cross_corpus.over_layers(rows)
-    for (grid, down, across), metric in zip(shown, ("precision@1", "precision@10", "r2"), strict=True):
-        assert (down, across) == (["a", "b", "id"], ["a", "b"])
-        for i, a in enumerate(["a", "b", None]):
-            for j, b in enumerate(["a", "b"]):
-                n = 100 if a else 0
-                assert [grid[i, j]] == find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)
-    assert (tmp_path / "pairs.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_learning_curve_draws_every_fit(rows, tmp_path, monkeypatch):
-    curves, labels = [], []
-    monkeypatch.setattr(cross_corpus, "line", lambda _, x, rows, look: curves.append((x, [r["value"] for r in rows])))
-    monkeypatch.setattr(cross_corpus, "legend", lambda _, keys: labels.extend(line.get_label() for line in keys))
-    cross_corpus.plot_learning_curve(json.loads(json.dumps({"rows": rows})), tmp_path / "curve.png", title="t")
-    means = cross_corpus.over_layers(rows)
-    assert curves == [
-        (sizes, [find(means, fit_corpus=a, eval_corpus=b, n_fit=n, metric=metric)[0] for n in sizes])
-        for b in ("a", "b")
-        for metric in ("precision@1", "surprisal", "r2")
-        for a, sizes in (("a", [70, 100]), ("b", [100]))
-    ]
-    assert labels == ["fitted on a", "fitted on b", "id"]
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 

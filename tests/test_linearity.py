@@ -14,7 +14,6 @@ from jmat.data.examples import Split
 from jmat.linearity import report
 from jmat.linearity.intrinsic import intrinsic_dimension
 from jmat.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
-from jmat.plots import plot_r2
 from jmat.results import write_results
 from jmat.streaming.passes import all_positions, packed_batches
 from tests.families import BY_NAME
@@ -135,11 +134,6 @@ def test_rows_and_figures(bundled, tmp_path):
     assert sum(shares) == pytest.approx(1)
     differences = [row for row in results["rows"] if row["metric"].endswith("_difference")]
     assert {row["value"] for row in differences} == {row["low"] for row in differences} == {0.0}
-    drawers = (report.plot_linearity, report.plot_geometry, report.plot_errors, report.plot_checkpoints)
-    for number, draw in enumerate((*drawers, report.plot_difference)):
-        draw(results, tmp_path / f"{number}.png", title="a title")
-        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
-    plot_r2({"rows": own}, tmp_path / "pairs.png", metric="linearity_held_out")
     assert len(measured.tokens) == next(row["n"] for row in own if row["metric"] == "linearity_held_out")
 
 

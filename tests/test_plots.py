@@ -1,113 +1,359 @@
-"""Figures need results.json only, show what is in it, and say so where there is nothing to show."""
+"""Figures need results.json only, show what is in it, under its own name, and say so where there is nothing to show."""
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from jmat import cross_corpus
+from jmat.linearity import report
 from jmat.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
+from jmat.prune.report import plot_prune
+from jmat.sites import SUBMODULES
+from tests.figures import band, curve, digits, legend, look, ticks
 
 L = 3
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
+
+
+def figures(*labels, seed=0):
+    """A row for each label, each with a value and an interval of its own."""
+    random = np.random.default_rng(seed)
+    for label in labels:
+        low, value, high = sorted(random.uniform(0.05, 0.95, 3).tolist())
+        yield {**label, "value": value, "low": low, "high": high}
+
+
 JUMPS = [
-    {"map": name, "layer": layer, "target": L, "metric": metric}
-    | {"value": layer / L, "low": layer / L - 0.1, "high": layer / L + 0.1}
-    for name in ("id", "mat", "mat_attn", "mine")
-    for metric in METRICS
-    for layer in reversed(range(L + 1))
+    *figures(
+        *(
+            {"map": name, "layer": layer, "target": L, "metric": metric}
+            for name in ("id", "mat", "mat_attn", "mine", "mat_ffn", "mat_ln1_ln2")
+            for metric in METRICS
+            for layer in reversed(range(L + 1))
+        )
+    )
 ]
 R2 = [
-    {"map": name, "layer": i, "target": j, "metric": "r2", "value": i / j}
-    for name in ("mat", "id")
-    for j in range(1, L + 1)
-    for i in range(j)
+    *figures(
+        *(
+            {"map": name, "layer": i, "target": j, "metric": "r2"}
+            for name in ("mat", "id")
+            for j in range(1, L + 1)
+            for i in range(j)
+        )
+    )
 ]
 EXITS = [
-    {"map": name, "confidence": kind, setting: step, "metric": metric, "value": step / L}
-    for name in ("mat", "id")
-    for kind, setting in (("gap", "lambda"), ("gap_cheap", "lambda_cheap"), ("fixed", "layer"))
-    for metric in ("layers", "precision@1", "flops_ratio")
-    for step in range(L + 1)
+    *figures(
+        *(
+            {"map": name, "confidence": kind, setting: step, "metric": metric}
+            for name in ("mat", "id")
+            for kind, setting in (("gap", "lambda"), ("gap_cheap", "lambda_cheap"), ("fixed", "layer"))
+            for metric in ("layers", "precision@1", "flops_ratio")
+            for step in range(L + 1)
+        )
+    )
+]
+STEPS = ("linearity", "linearity_without_residual")
+KINDS = {"in sample": "", "adjusted": "_adjusted", "held out": "_held_out"}
+LINEARITY = [
+    *figures(
+        *(
+            {"map": "mat", "layer": layer, "target": layer + 1, "metric": f"{score}{kind}", **of}
+            for of in ({}, {"checkpoint": "steps/20"}, {"checkpoint": "steps/100"}, {"against": "other"})
+            for score in STEPS
+            for kind in (*KINDS.values(), "_held_out_difference")
+            for layer in range(L)
+            if ("against" in of) or not kind.endswith("difference")
+        ),
+        *(
+            {"map": "mat", "layer": i, "target": i + 1, "metric": name}
+            for name in ("contribution_norm", "cosine")
+            for i in range(L)
+        ),
+        *({"map": "stream", "layer": layer, "metric": "anisotropy"} for layer in range(L + 1)),
+        *({"map": p, "layer": i, "metric": "linearity_held_out"} for p in SUBMODULES for i in range(L)),
+        *({"map": "mat", "layer": 0, "target": j, "metric": "linearity_held_out"} for j in (2, 3)),
+    )
+]
+PRUNED = [
+    *figures(
+        *(
+            {"method": method, "removed": k, "blocks": ("", "1", "1,4")[k], "metric": metric}
+            for method in ("map", "delete", "merge", "distil")
+            for metric in ("perplexity", "kl", "precision@1", "flops")
+            for k in range(3)
+        )
+    )
+]
+CROSS = [
+    *figures(
+        *(
+            {"map": name, "fit_corpus": fit, "eval_corpus": eval_, "n_fit": n, "layer": layer, "metric": metric}
+            for name, fit, n in (("id", None, 0), ("mat", "b/x", 80), ("mat", "b/x", 500), ("mat", "a", 500))
+            for eval_ in ("a", "b/x")
+            for layer in (0, 2)
+            for metric in ("precision@1", "precision@10", "surprisal", "r2")
+        )
+    )
 ]
 
 
 @pytest.fixture
-def figure(monkeypatch):
-    """The figure that was saved, to look at what is in it."""
-    saved = []
-    save = Figure.savefig
+def saved(monkeypatch, tmp_path):
+    """A function that calls a plot function on rows and returns the figure that it saves."""
+    figures, save = [], Figure.savefig
 
-    def remember(self, *args, **options):
-        saved.append(self)
-        return save(self, *args, **options)
+    def remember(figure, *args, really=False, **options):
+        figures.append(figure)
+        save(figure, *args, **options | ({} if really else {"dpi": 20}))
 
     monkeypatch.setattr(Figure, "savefig", remember)
-    return lambda: saved[-1]
+
+    def call(plot, rows, *args, title="tiny", **options):
+        plot({"rows": rows}, *args, tmp_path / "figure.png", title=title, **options)
+        assert figures[-1].get_suptitle() == title
+        return figures[-1]
+
+    return call
 
 
-def _legend(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+def chosen(rows, **wanted):
+    """Rows with these fields by layer, or by what else rises; a field that should not be there is given as None."""
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
-def test_panels_lines_and_bands_by_layer(tmp_path, figure):
-    path = tmp_path / "jump.png"
-    plot_layer_jump({"rows": JUMPS}, path, title="tiny")
-    panels = figure().axes
-    assert [panel.get_title() for panel in panels] == list(METRICS)
-    assert _legend(figure()) == ["mat", "id", "mat_attn", "mine"]  # one legend; known maps first
-    for panel in panels:
-        assert len(panel.lines) == len(panel.collections) == 4
-        for line in panel.lines:
-            assert list(line.get_xdata()) == [0, 1, 2, 3]
-            assert list(line.get_ydata()) == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert panels[3].get_ylabel() == "nats"
-    assert imread(path).shape[1] > 1500  # 200 dots an inch
+def check_line(panel, sample, rows, key="layer", linestyle=None):
+    """A line, and its band, are those of these rows and no others."""
+    rows = sorted(rows, key=lambda row: row[key])
+    x, y = curve(panel, sample, linestyle)
+    assert x == [row[key] for row in rows]
+    assert y == [row["value"] for row in rows]
+    if linestyle is None:
+        bounds = band(panel, sample)
+        assert bounds == {row[key]: pytest.approx((row["low"], row["high"])) for row in rows}
+
+
+def test_every_label_by_layer_names_its_own_line_and_band(saved):
+    figure = saved(plot_by_layer, JUMPS, METRICS)
+    assert list(legend(figure)) == ["mat", "id", "mat_attn", "mat_ffn", "mat_ln1_ln2", "mine"]  # known maps first
+    assert len({look(sample) for sample in legend(figure).values()}) == 6
+    assert [panel.get_title() for panel in figure.axes] == list(METRICS)
+    for panel, metric in zip(figure.axes, METRICS, strict=True):
+        for name, sample in legend(figure).items():
+            check_line(panel, sample, chosen(JUMPS, map=name, metric=metric))
+        assert len(panel.lines) == len(panel.collections) == 6
+        assert panel.get_xlabel() == "layer"
+        assert panel.get_ylabel() == ("nats" if metric == "surprisal" else "")
+        if metric != "surprisal":
+            assert panel.get_ylim() == (0, 1.02)
+
+
+def test_jumps_have_four_panels_and_files_enough_dots(tmp_path):
+    plot_layer_jump({"rows": JUMPS}, tmp_path / "jump.png", title="tiny")
+    assert imread(tmp_path / "jump.png").shape[1] > 1500  # 200 dots an inch
     assert [file.name for file in tmp_path.iterdir()] == ["jump.png"]
 
 
-def test_maps_look_the_same_in_every_figure(tmp_path, figure):
-    colours = []
-    for rows in (JUMPS, [row for row in JUMPS if row["map"] != "mat"]):
-        plot_by_layer({"rows": rows}, METRICS[:1], tmp_path / "figure.png")
-        lines = dict(zip(_legend(figure()), figure().axes[0].lines, strict=True))
-        colours.append(lines["id"].get_color())
-    assert colours[0] == colours[1]
+def test_axes_suit_what_they_show(saved):
+    rows = [
+        *figures(*({"map": "mat", "layer": i, "target": L, "metric": m} for m in ("perplexity", "kl") for i in (0, 1)))
+    ]
+    far = [{**row, "metric": "cosine", "value": 0.9 + 0.01 * row["layer"], "low": 0.9, "high": 0.92} for row in rows]
+    perplexity, kl, cosine = saved(plot_by_layer, rows + far, ("perplexity", "kl", "cosine")).axes
+    assert (perplexity.get_yscale(), kl.get_yscale()) == ("log", "linear")
+    assert kl.get_ylabel() == "nats"
+    assert cosine.get_ylim()[0] > 0.8  # far from zero: the axis does not begin there
 
 
-def test_rows_without_intervals_values_or_of_single_heads(tmp_path, figure):
+def test_maps_look_the_same_in_every_figure(saved):
+    one, other = (
+        legend(saved(plot_by_layer, rows, METRICS[:1]))
+        for rows in (JUMPS, [row for row in JUMPS if row["map"] != "mat"])
+    )
+    assert look(one["id"]) == look(other["id"]) != look(one["mat"])
+
+
+def test_rows_without_intervals_values_or_of_single_heads(saved):
     rows = [{**row, "low": None, "high": None} for row in JUMPS if row["map"] == "mat"]
     rows[0] = {**rows[0], "value": None, "note": "no data"}
     rows += [{**rows[1], "map": "mat_head.3"}, {"metric": "precision@1", "value": 0.5}]
     rows += [{**rows[1], "map": "cosine 0.5"}]
-    plot_by_layer({"rows": rows}, ("precision@1",), tmp_path / "figure.png")
-    assert _legend(figure()) == ["mat", "cosine 0.5"]
-    assert len(figure().axes[0].lines[0].get_xdata()) == L
-    assert not figure().axes[0].collections
+    figure = saved(plot_by_layer, rows, ("precision@1",))
+    assert list(legend(figure)) == ["mat", "cosine 0.5"]
+    assert len(curve(figure.axes[0], legend(figure)["mat"])[0]) == L
+    assert not figure.axes[0].collections
 
 
-def test_r2_heat_maps_hold_every_pair(tmp_path, figure):
-    plot_r2({"rows": R2}, tmp_path / "r2.png")
-    mat = figure().axes[0]
-    assert mat.get_title() == "mat"
-    assert mat.images[0].get_array()[1, 2] == pytest.approx(1 / 3)  # layer 1 to target 3
-    assert len(mat.texts) == L * (L + 1) / 2
+def test_r2_heat_maps_hold_every_pair(saved):
+    figure = saved(plot_r2, R2)
+    for panel, name in zip(figure.axes, ("mat", "id"), strict=False):
+        assert (panel.get_title(), panel.get_xlabel()) == (name, "target layer j")
+        image, said = panel.images[0].get_array(), digits(panel)
+        for row in chosen(R2, map=name):
+            at = row["layer"], row["target"] - 1
+            assert image[at] == row["value"]
+            assert said[at] == f"{row['value']:.2f}"
+        assert len(said) == L * (L + 1) / 2
+        assert ticks(panel.xaxis) == ["1", "2", "3"]
+    assert ticks(figure.axes[0].yaxis) == ["0", "1", "2"]
+    assert figure.axes[0].get_ylabel() == "source layer i"
+    assert figure.axes[2].get_ylabel() == "r2 (negative values shown as 0)"
 
 
-def test_early_exit_curves_rise_with_cost(tmp_path, figure):
-    plot_early_exit({"rows": EXITS}, tmp_path / "exit.png")
-    panels = figure().axes
-    assert _legend(figure()) == ["mat", "id", "dynamic exit", "dynamic, cheap check", "fixed exit"]
-    for panel in panels:
-        curves = [line for line in panel.lines if len(line.get_xdata()) == L + 1]
-        assert len(curves) == 6
-        assert all(list(line.get_xdata()) == sorted(line.get_xdata()) for line in curves)
+def test_heat_maps_say_what_is_below_zero_and_are_of_the_metric_asked_for(saved):
+    rows = [{**row, "value": -3.25 if row["target"] == 1 else -99.0, "metric": "other"} for row in R2] + R2
+    panel = saved(plot_r2, rows, metric="other").axes[0]
+    assert digits(panel)[0, 0] == "−3.25"
+    assert digits(panel)[1, 2] == "< −10"
+    assert panel.images[0].get_array()[0, 0] == 0
+
+
+def test_early_exit_curves_are_their_own_and_rise_with_cost(saved):
+    figure = saved(plot_early_exit, EXITS)
+    samples = legend(figure)
+    styles = {"dynamic exit": "gap", "dynamic, cheap check": "gap_cheap", "fixed exit": "fixed"}
+    assert list(samples) == ["mat", "id", *styles]
+    labels = ("mean blocks run", "FLOPs, as a share of the full pass")
+    for panel, across, label in zip(figure.axes, ("layers", "flops_ratio"), labels, strict=True):
+        assert panel.get_xlabel() == label
+        for name in ("mat", "id"):
+            for said, kind in styles.items():
+                mine = chosen(EXITS, map=name, confidence=kind)
+                cost, hits = (chosen(mine, metric=metric) for metric in (across, "precision@1"))
+                wanted = sorted((c["value"], h["value"]) for c, h in zip(cost, hits, strict=True))
+                x, y = curve(panel, samples[name], samples[said].get_linestyle())
+                assert [*zip(x, y, strict=True)] == wanted
+        (level,) = [line for line in panel.lines if len(set(line.get_ydata())) == 1]
+        assert set(level.get_ydata()) == {0.95}
+    assert figure.axes[0].get_ylabel() == "precision@1"
+
+
+def test_linearity_of_steps_and_parts(saved):
+    figure = saved(report.plot_linearity, LINEARITY)
+    own = [row for row in LINEARITY if not {"checkpoint", "against"} & row.keys()]
+    samples = legend(figure)
+    assert list(samples) == [*KINDS, *SUBMODULES]
+    steps = [row for row in own if row.get("target") == row["layer"] + 1]
+    for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=False):
+        assert panel.get_title() == f"layer to layer, {name} the residual"
+        for kind, end in KINDS.items():
+            check_line(panel, samples[kind], chosen(steps, metric=f"{score}{end}"))
+        assert len(panel.lines) == 3
+    parts = figure.axes[2]
+    assert parts.get_title() == "sub-modules, held out"
+    for part in SUBMODULES:
+        check_line(parts, samples[part], chosen(own, map=part, metric="linearity_held_out"))
+    assert figure.axes[0].get_ylabel() == "linearity"
+    assert {panel.get_xlabel() for panel in figure.axes} == {"layer"}
+
+
+def test_geometry_checkpoints_and_difference(saved):
+    figure = saved(report.plot_geometry, LINEARITY)
+    for panel, (metric, name) in zip(figure.axes, report.GEOMETRY.items(), strict=True):
+        assert panel.get_title() == name
+        of = "stream" if metric == "anisotropy" else "mat"
+        assert list(panel.lines[0].get_ydata()) == [row["value"] for row in chosen(LINEARITY, map=of, metric=metric)]
+    assert figure.axes[0].get_yscale() == "log"
+
+    figure = saved(report.plot_checkpoints, LINEARITY)
+    for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=True):
+        assert panel.get_title() == f"layer to layer, {name} the residual"
+        assert ticks(panel.xaxis) == ["20", "100", "--model"]
+        for layer, line in enumerate(panel.lines):
+            wanted = [
+                chosen(LINEARITY, layer=layer, target=layer + 1, metric=f"{score}_held_out", checkpoint=c, against=None)
+                for c in ("steps/20", "steps/100", None)
+            ]
+            assert list(line.get_ydata()) == [rows[0]["value"] for rows in wanted if rows[0]["map"] == "mat"]
+        shades = [float(line.get_color()) for line in panel.lines]
+        assert shades == sorted(shades, reverse=True)  # later layers are darker
+        samples = legend(figure)
+        assert [float(samples[f"{end} block"].get_color()) for end in ("first", "last")] == [shades[0], shades[-1]]
+
+    figure = saved(report.plot_difference, LINEARITY)
+    for score in STEPS:
+        rows = chosen(LINEARITY, metric=f"{score}_held_out_difference")
+        check_line(figure.axes[0], legend(figure)[score.replace("_", " ")], rows)
+    assert figure.axes[0].get_ylabel() == "difference of held-out linearity"
+
+
+def test_histogram_of_errors(saved):
+    edges = 10.0**report.ERROR_BINS
+    rows = [
+        {"map": "mat", "layer": layer, "target": layer + 1, "metric": "token_error_share", "value": share}
+        | {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
+        for layer, k, share in ((0, 0, 0.25), (0, 7, 0.75), (1, 31, 1.0))
+    ]
+    panel, bar = saved(report.plot_errors, rows).axes
+    grid = panel.collections[0].get_array()
+    assert {(k, layer): grid[k, layer] for k, layer in np.argwhere(~np.ma.getmaskarray(grid))} == {
+        (0, 0): 0.25,
+        (7, 0): 0.75,
+        (31, 1): 1.0,
+    }
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("layer", "squared error / mean spread of the target")
+    assert (panel.get_yscale(), bar.get_ylabel()) == ("log", "share of tokens")
+
+
+def test_pruned_models_by_method(saved):
+    figure = saved(plot_prune, PRUNED)
+    assert list(legend(figure)) == ["delete", "map", "distil", "merge"]
+    names = {"perplexity": "perplexity", "kl": "KL (nats)", "precision@1": "precision@1"}
+    for panel, (metric, name) in zip(figure.axes, names.items(), strict=True):
+        assert (panel.get_title(), panel.get_xlabel()) == (name, "blocks removed")
+        for method, sample in legend(figure).items():
+            check_line(panel, sample, chosen(PRUNED, method=method, metric=metric), key="removed")
+    assert [panel.get_yscale() for panel in figure.axes] == ["log", "linear", "linear"]
+    assert figure.axes[2].get_ylim() == (0, 1.02)
+
+
+def test_maps_that_travel(saved):
+    means = cross_corpus.over_layers(CROSS)
+
+    def mean(fit, eval_, n, metric):
+        (row,) = chosen(means, fit_corpus=fit, eval_corpus=eval_, n_fit=n, metric=metric)
+        layers = chosen(CROSS, fit_corpus=fit, eval_corpus=eval_, n_fit=n, metric=metric)
+        assert row["value"] == pytest.approx(np.mean([each["value"] for each in layers]))
+        return row["value"]
+
+    figure = saved(cross_corpus.plot_pairs, CROSS)
+    for panel, metric in zip(figure.axes, ("precision@1", "precision@10", "r2"), strict=False):
+        assert (panel.get_title(), panel.get_xlabel()) == (metric, "evaluated on")
+        assert ticks(panel.xaxis) == ["a", "x"]
+        for i, fit in enumerate(("a", "b/x", None)):
+            for j, eval_ in enumerate(("a", "b/x")):
+                wanted = mean(fit, eval_, 500 if fit else 0, metric)
+                assert panel.images[0].get_array()[i, j] == pytest.approx(wanted)
+                assert digits(panel)[i, j] == f"{wanted:.2f}"
+    assert ticks(figure.axes[0].yaxis) == ["a", "x", "id"]
+    assert figure.axes[0].get_ylabel() == "fitted on 500 examples of"
+
+    figure = saved(cross_corpus.plot_learning_curve, CROSS)
+    samples, panels = legend(figure), np.reshape(figure.axes, (2, 3))
+    assert list(samples) == ["fitted on a", "fitted on x", "id"]
+    assert [panel.get_title() for panel in panels[0]] == ["precision@1", "surprisal, nats", "r2, cut off at −1"]
+    for across, eval_ in zip(panels, ("a", "b/x"), strict=True):
+        for panel, metric in zip(across, ("precision@1", "surprisal", "r2"), strict=True):
+            for fit, label, sizes in (("a", "fitted on a", [500]), ("b/x", "fitted on x", [80, 500])):
+                x, y = curve(panel, samples[label])
+                assert x == sizes
+                assert y == pytest.approx([mean(fit, eval_, n, metric) for n in sizes])
+            (dotted,) = [line for line in panel.lines if line.get_linestyle() == samples["id"].get_linestyle()]
+            assert list(dotted.get_ydata()) == pytest.approx([mean(None, eval_, 0, metric)] * 2)
+            assert panel.get_xscale() == "log"
+    assert [across[0].get_ylabel() for across in panels] == ["on a", "on x"]
+    assert {panel.get_xlabel() for panel in panels[1]} == {"examples fitted on"}
 
 
 @pytest.mark.parametrize(
     ("plot", "message"),
     [
-        (lambda results, path: plot_layer_jump(results, path), "no rows by layer for precision@1"),
-        (lambda results, path: plot_r2(results, path), "no rows of r2"),
-        (lambda results, path: plot_early_exit(results, path), "no early-exit rows"),
+        (plot_layer_jump, "no rows by layer for precision@1"),
+        (plot_r2, "no rows of r2"),
+        (plot_early_exit, "no early-exit rows"),
+        (plot_prune, "nothing to draw"),
     ],
 )
 def test_nothing_to_draw_is_said(tmp_path, plot, message):
