@@ -89,7 +89,7 @@ class Job:
     def examples(self) -> Examples:
         """What maps are fitted to and evaluated on; read or made when first asked for."""
         examples = prepare_examples(self.model, self.tokenizer, self.source)
-        hosts.check_same({f"the text of {self.source}": fingerprint(examples.fit, examples.eval)})
+        hosts.check_same({f"the text of {self.source}": fingerprint(examples)})
         say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
         return examples
 

@@ -83,13 +83,13 @@ class Examples:
     eval: Split
 
 
-def fingerprint(*splits: Split) -> str:
+def fingerprint(text: Split | Examples) -> str:
     """Returns 16 hex digits of SHA-256 over all tokens, lengths, positions and rows.
 
-    Two parts with one fingerprint hold the same text and the same examples.
+    Two texts with one fingerprint hold the same tokens and the same examples.
     """
     digest = hashlib.sha256()
-    for split in splits:
+    for split in (text.fit, text.eval) if isinstance(text, Examples) else (text,):
         for field in (split.tokens, split.lengths, split.positions, split.rows):
             digest.update(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes())
     return digest.hexdigest()[:16]

@@ -147,11 +147,7 @@ def hub_examples(
         fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
         return make_examples(fit, held_out, tokenizer, seed=seed, **options)
 
-    return cached(f"{name}-{_digest(repr(key))[:16]}", ".npz", make, load_examples, save_examples, _parts_fingerprint)
-
-
-def _parts_fingerprint(examples: Examples) -> str:
-    return fingerprint(examples.fit, examples.eval)
+    return cached(f"{name}-{_digest(repr(key))[:16]}", ".npz", make, load_examples, save_examples, fingerprint)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
