@@ -1,6 +1,9 @@
 """GGUF files: written here from tiny Hugging Face models as llama.cpp's converter writes them, and read back."""
 
+import struct
 import sys
+import time
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -9,6 +12,7 @@ import torch
 
 import jmat
 from jmat import checkpoint
+from jmat.checkpoint import load_model
 from tests import families, hf
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -140,7 +144,7 @@ def test_what_is_not_implemented_is_refused(llama, tmp_path):
         load(metadata=[("llama.attention.value_length", 5)])
     with pytest.raises(ValueError, match=r"surplus blk\.0\.attn_sinks\.weight"):
         load(tensors=[("blk.0.attn_sinks.weight", np.ones(4, np.float32))])
-    with pytest.raises(ValueError, match="one of 2 parts"):
+    with pytest.raises(ValueError, match="part 1 of 2 of a split GGUF file"):
         load(metadata=[("split.count", 2)])
     llama.config.model_type = "starcoder2"
     with pytest.raises(ValueError, match="holds a 'starcoder2' model"):
@@ -165,3 +169,71 @@ def test_half_precision_is_exact(llama, tmp_path):
     ours, _ = jmat.load(write(llama, tmp_path / "model.gguf", kind="BF16"))
     table = llama.model.embed_tokens.weight.detach().float().numpy()
     np.testing.assert_array_equal(ours.embed.tokens.table[...], table)
+
+
+def gguf_bytes(*metadata, tensors=b"", count=0, version=3):
+    """A file with these fields, (name, type, bytes of the value), and these descriptions of tensors."""
+    content = b"GGUF" + struct.pack("<IQQ", version, count, len(metadata))
+    for name, kind, value in metadata:
+        content += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+    return content + tensors
+
+
+def tensor_bytes(name, shape, kind=0, offset=0):
+    sizes = struct.pack(f"<{len(shape)}Q", *shape)
+    return (
+        struct.pack("<Q", len(name))
+        + name.encode()
+        + struct.pack("<I", len(shape))
+        + sizes
+        + (struct.pack("<IQ", kind, offset))
+    )
+
+
+HOSTILE = {
+    "array of 2^40 numbers": gguf_bytes(("a", 9, struct.pack("<IQ", 0, 2**40) + b"x" * 64)),
+    "array of 2^40 texts": gguf_bytes(("a", 9, struct.pack("<IQ", 8, 2**40) + b"\0" * 6400)),
+    "array of arrays": gguf_bytes(("a", 9, struct.pack("<IQ", 9, 2**20) + struct.pack("<IQ", 9, 2) * 64)),
+    "text of 2^63 bytes": gguf_bytes(("a", 8, struct.pack("<Q", 2**63) + b"x")),
+    "2^60 fields": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60) + b"\0" * 4000,
+    "2^60 tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0),
+    "tensor of 2^40 numbers": gguf_bytes(tensors=tensor_bytes("t", (2**20, 2**20)), count=1),
+    "tensor of 2^32 axes": gguf_bytes(tensors=b"\1" + b"\0" * 7 + b"t" + b"\xff" * 4 + b"\0" * 64, count=1),
+    "tensors on top of one another": gguf_bytes(
+        tensors=tensor_bytes("a", (100,)) + tensor_bytes("b", (100,)) + b"\0" * 500, count=2
+    ),
+    "tensor of type 999": gguf_bytes(tensors=tensor_bytes("t", (4,), 999) + b"\0" * 99, count=1),
+    "torn block": gguf_bytes(tensors=tensor_bytes("t", (33,), 8) + b"\0" * 99, count=1),
+    "alignment 0": gguf_bytes(("general.alignment", 4, struct.pack("<I", 0))),
+    "field twice": gguf_bytes(("a", 0, b"x"), ("a", 0, b"x")),
+    "name that is no text": gguf_bytes(("a", 8, struct.pack("<Q", 1) + b"\xff")),
+    "version 1": gguf_bytes(version=1),
+    "big-endian": gguf_bytes(version=3 << 24),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_announced_sizes_are_held_against_the_file_before_anything_is_read(content, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"model\.gguf is truncated or not a GGUF file \(it"):
+        load_model(path)
+    assert time.process_time() - start < 1
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_split_file_says_what_to_do(llama, tmp_path):
+    for number in (1, 2):
+        path = tmp_path / f"model-{number:05}-of-00002.gguf"
+        path.write_bytes(b"GGUF")
+        for name in (path, tmp_path):
+            with pytest.raises(
+                ValueError, match=r"is part [12] of 2 of a split GGUF file: join .*llama-gguf-split --merge"
+            ):
+                load_model(name)
+    write(llama, tmp_path / "renamed.gguf", metadata=[("split.count", 3), ("split.no", 1)])
+    with pytest.raises(ValueError, match="is part 2 of 3 of a split"):
+        load_model(tmp_path / "renamed.gguf")

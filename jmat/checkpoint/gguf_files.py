@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from jmat.checkpoint.gguf_header import GgufHeader, GgufTensor, read_header
 from jmat.checkpoint.tensor_files import TensorFiles
 from jmat.config import Rotary
+from jmat.config_reader import is_number
+from jmat.errors import shortened
 from jmat.rotary import frequencies
 
 # `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
@@ -55,95 +58,117 @@ _FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
 def find_gguf(folder: pathlib.Path) -> pathlib.Path | None:
-    """The GGUF file that stands for a folder: the path itself, or the only one in a folder without config.json.
+    """Returns the GGUF file that stands for a folder: the path itself, or the only one in a folder without config.json.
 
-    Raises ValueError if there are several.
+    Raises ValueError if there are several, or if it is one part of several.
     """
-    if folder.is_file():
-        return folder
-    found = [] if (folder / "config.json").is_file() else sorted(folder.glob("*.gguf"))
-    if len(found) > 1:
-        raise ValueError(f"{folder} holds {len(found)} GGUF files; name one of them, such as {found[0]}.")
-    return found[0] if found else None
+    is_model_folder = (folder / "config.json").is_file()
+    gguf = [folder] if folder.is_file() else [] if is_model_folder else sorted(folder.glob("*.gguf"))
+    for path in gguf:
+        if part := re.search(r"-(\d{5,})-of-(\d{5,})$", path.stem):
+            raise ValueError(_is_a_part(path, int(part[1]), int(part[2])))
+    if len(gguf) > 1:
+        raise ValueError(f"{folder} holds {len(gguf)} GGUF files; name one of them, such as {gguf[0]}.")
+    return gguf[0] if gguf else None
+
+
+def _is_a_part(path: pathlib.Path, number: int, count: int) -> str:
+    return (
+        f"{path} is part {number} of {count} of a split GGUF file: join them first with llama.cpp's "
+        "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the whole."
+    )
 
 
 def open_gguf(path: pathlib.Path) -> tuple[dict[str, Any], TensorFiles]:
-    """The config.json and the tensors, under Hugging Face's names, of a GGUF file.
+    """Returns the config.json and the tensors, under Hugging Face's names, of a GGUF file.
 
     Raises:
       ValueError: the package `gguf` is missing; the file is truncated or corrupt, one part of several, or of another
         architecture. What else jmat does not implement is left in the config for its reader to refuse by name.
     """
-    gguf, reader = _reader(path)
-    try:
-        metadata = {
-            name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")
-        }
-        tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a GGUF file ({error}); download it again.") from None
-    if metadata.get("split.count", 0) > 1:
-        raise ValueError(f"{path} is one of {metadata['split.count']} parts; merge them with llama-gguf-split first.")
-    factors = tensors.pop(_FREQUENCY_FACTORS, None)
-    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    gguf, header = _read(path)
+    metadata = {name: value for name, value in header.metadata.items() if not name.startswith("tokenizer.")}
+    parts = metadata.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        number = metadata.get("split.no", 0)
+        raise ValueError(_is_a_part(path, 1 + number if isinstance(number, int) else 1, parts))
+    tensors = {_hf_name(name): (name, tensor) for name, tensor in header.tensors.items()}
+    if len(tensors) < len(header.tensors):
+        raise ValueError(f"{path} holds a tensor under two names; download it again.")
+
+    def expand(stored_name: str, tensor: GgufTensor) -> np.ndarray:
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        stored = np.fromfile(path, np.uint8, tensor.size, offset=tensor.start)
+        by_row = stored.reshape(*tensor.shape[:-1], -1) if stored.size and tensor.shape else stored
+        try:
+            return gguf.dequantize(by_row, kind).astype(np.float32, copy=False).reshape(tensor.shape)
+        except NotImplementedError:
+            raise ValueError(f"{stored_name} in {path} is {kind.name}, which the package gguf cannot expand.") from None
 
     def read(name: str, rows: slice = slice(None)) -> np.ndarray:
-        tensor = tensors[name]
-        try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shapes[name])
-        except NotImplementedError:
-            kind = tensor.tensor_type.name
-            raise ValueError(f"{tensor.name} in {path} is {kind}, which the package gguf cannot expand.") from None
-        return _as_in_hugging_face(values, tensor.name, hf)[rows].copy()
+        stored_name, tensor = tensors[name]
+        values = _as_in_hugging_face(expand(stored_name, tensor), stored_name, hf)
+        return values[rows].copy() if values.ndim else values.copy()
 
+    factors = tensors.pop(_FREQUENCY_FACTORS, None)
+    shapes = {name: tensor.shape for name, (_, tensor) in tensors.items()}
     hf = _config(path, metadata, shapes)
     if factors is not None:
-        hf["rope_scaling"] = _llama3_scaling(np.asarray(factors.data, np.float32), hf, path)
+        hf["rope_scaling"] = _llama3_scaling(expand(*factors).reshape(-1), hf, path)
     return hf, TensorFiles(path, shapes, dict.fromkeys(shapes, "F32"), read)
 
 
 def holds_tokenizer(path: pathlib.Path) -> bool:
     """Whether a GGUF file says how to split text into its tokens."""
-    return "tokenizer.ggml.tokens" in _reader(path)[1].fields
+    return "tokenizer.ggml.tokens" in _read(path)[1].metadata
 
 
-def _reader(path: pathlib.Path) -> tuple[Any, Any]:
-    """The package `gguf`, and the opened file; its tensors are mapped, not read."""
+def _read(path: pathlib.Path) -> tuple[Any, GgufHeader]:
+    """Returns the package `gguf`, which expands tensors, and the file's header."""
     try:
         import gguf
     except ImportError:
         raise ValueError(f"reading {path} needs the package gguf: pip install 'jmat[gguf]'.") from None
     try:
-        return gguf, gguf.GGUFReader(path)
-    except Exception as error:
+        return gguf, read_header(path, gguf.GGML_QUANT_SIZES)
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path} is truncated or not a GGUF file ({error}); download it again.") from None
 
 
 def _config(path: pathlib.Path, metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     family = metadata.get("general.architecture")
     if family not in _ARCHITECTURES:
-        raise ValueError(f"{path} holds a {family!r} model; of GGUF files jmat reads {', '.join(_ARCHITECTURES)}.")
+        raise ValueError(
+            f"{path} holds a {shortened(family)} model; of GGUF files jmat reads {', '.join(_ARCHITECTURES)}."
+        )
     own = {name.removeprefix(f"{family}."): value for name, value in metadata.items() if name.startswith(f"{family}.")}
     # Numbers are stored in float32: 1e-5 is read as 9.999999747378752e-06.
-    own = {name: float(str(np.float32(value))) if isinstance(value, float) else value for name, value in own.items()}
+    own = {name: _as_stored(value) if isinstance(value, float) else value for name, value in own.items()}
     scaling = {_SCALING[name]: value for name, value in own.items() if name in _SCALING}
     # What has no name in config.json keeps its own: the config's reader refuses it.
     hf = {
         _FIELDS.get(name, name): value for name, value in own.items() if name not in _NEUTRAL and name not in _SCALING
     }
     hf |= {"model_type": family, "tie_word_embeddings": "lm_head.weight" not in shapes}
-    hf["vocab_size"] = shapes.get("model.embed_tokens.weight", (0,))[0]
+    hf["vocab_size"] = (*shapes.get("model.embed_tokens.weight", ()), 0)[0]
     hf.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
     if "head_dim" not in hf and "rope.dimension_count" in own:
         hf["head_dim"] = own["rope.dimension_count"]
     for name in ("rope.dimension_count", "attention.value_length"):
         if own.get(name, hf.get("head_dim")) != hf.get("head_dim"):
-            raise ValueError(f"{path}: {family}.{name}={own[name]} differs from the width of a head; not implemented.")
+            raise ValueError(
+                f"{path}: {family}.{name}={shortened(own[name])} differs from the width of a head; not implemented."
+            )
     if scaling.get("rope_type", "none") != "none":
         hf["rope_scaling"] = scaling
     if family != "qwen2":
         hf["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
     return hf
+
+
+def _as_stored(value: float) -> float:
+    """The shortest number that float32 stores so; one that float32 cannot hold stays."""
+    return float(str(np.float32(value))) if is_number(value) else value
 
 
 def _hf_name(name: str) -> str:
@@ -174,11 +199,14 @@ def _llama3_scaling(factors: np.ndarray, hf: dict[str, Any], path: pathlib.Path)
 
     Recovers them for the values that all of Meta's models use, and refuses the file if they do not explain the factors.
     """
-    factor = float(factors.max())
+    theta = hf.get("rope_theta", 10000.0)
+    factor = float(factors.max(initial=0))
     scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    plain = Rotary(width=2 * len(factors), theta=float(hf.get("rope_theta", 10000.0)))
+    plain = Rotary(width=2 * len(factors), theta=float(theta) if is_number(theta) and theta >= 1 else 1.0)
     scaled = Rotary(plain.width, plain.theta, "llama3", factor, trained_positions=8192, slow_turns=1.0, fast_turns=4.0)
-    if not np.allclose(frequencies(plain) / factors, frequencies(scaled), rtol=1e-4):
+    with np.errstate(all="ignore"):
+        explained = np.allclose(frequencies(plain) / factors, frequencies(scaled), rtol=1e-4)
+    if not explained:
         raise ValueError(
             f"{path}: {_FREQUENCY_FACTORS} is not Llama 3.1's scaling; other scalings are not implemented."
         )
