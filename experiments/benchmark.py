@@ -35,6 +35,7 @@ from jmat.benchmark.rows import format_errors, format_ratios
 from jmat.benchmark.setup import SHAPES, Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples
+from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.results import write_results
 
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
         jax.config.update("jax_default_matmul_precision", "highest")
     for name, size in _SMOKE_SIZES.items() if _SMOKE.value else ():
         FLAGS[name].value = size
-    out = pathlib.Path(FLAGS.out or f"runs/benchmark-{_SHAPE.value}")
+    out = output_path(f"runs/benchmark-{_SHAPE.value}" if FLAGS.out is None else FLAGS.out)
     judged = not _SMOKE.value and _SHAPE.value != "tiny"
     cli.claim_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite)
     rows = []

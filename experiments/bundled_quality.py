@@ -15,7 +15,6 @@ and no n-gram has read:
 - A few continuations, to read.
 """
 
-import pathlib
 from typing import Any
 
 import jax
@@ -29,6 +28,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus, packing
 from jmat.data.corpus import sentences_fingerprint
+from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.results import write_results
 
@@ -38,6 +38,9 @@ _CORPUS = flags.DEFINE_string("corpus", "docs", "The corpus that they were train
 _ORDER = flags.DEFINE_integer("order", 5, "Order of the n-gram.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Draws the tokens to predict and the sampled continuations.", lower_bound=0)
 _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.json.")
+_OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
+)
 _PROMPTS = ("Return the", "If the file", "This function", "The shape of", "Raises an error")
 _ROWS = 32  # in one forward pass
 
@@ -115,10 +118,13 @@ def _row(model: str, metric: str, value: float, n: int) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Measures, prints and writes OUT/results.json."""
     del argv
+    out, seed = output_path(_OUT.value), _SEED.value
+    config = {"gpt2": _GPT2.value, "bert": _BERT.value, "corpus": _CORPUS.value, "order": _ORDER.value, "seed": seed}
+    reads = ("gpt2", "bert", "corpus")
+    cli.claim_folder(out, "bundled_quality", config, reads=reads, overwrite=_OVERWRITE.value)
     split = corpus.split(corpus.load_corpus(_CORPUS.value))
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
-    seed = _SEED.value
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value)
     rows.append(accuracy("gpt2", gpt2, gpt2_tokenizer, split["eval"], seed))
     rows.append(accuracy("bert", bert, bert_tokenizer, split["eval"], seed))
@@ -128,9 +134,6 @@ def main(argv: list[str]) -> None:
         for temperature in (0.0, 0.8):
             key = jax.random.fold_in(jax.random.key(seed), i)
             print(f"[{temperature}] {complete(gpt2, gpt2_tokenizer, prompt, temperature=temperature, key=key)}")
-    config = {"gpt2": _GPT2.value, "bert": _BERT.value, "corpus": _CORPUS.value, "order": _ORDER.value, "seed": seed}
-    out = pathlib.Path(_OUT.value)
-    out.mkdir(parents=True, exist_ok=True)
     hashes = {name: model_hash(parameters(model)) for name, model in (("gpt2", gpt2), ("bert", bert))}
     text = {"source": _CORPUS.value} | {part: sentences_fingerprint(split[part]) for part in ("train", "eval")}
     write_results(out, "bundled_quality", config, rows, model_hash=hashes, text=text)

@@ -3,14 +3,14 @@
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import absl.logging
 from absl import app
 
 from jmat import hosts
-from jmat.results import claim_output_folder
+from jmat.folders import OutputFolder, claim_output_folder
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.streaming.snapshots import Terminated
 
@@ -21,11 +21,32 @@ def say(message: str) -> None:
         print(f"· {message}", file=sys.stderr, flush=True)
 
 
-def claim_folder(out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], *, overwrite: bool) -> None:
-    """`claim_output_folder`, and tells where --overwrite put what it replaces."""
-    moved = claim_output_folder(out, experiment, config, overwrite=overwrite)
-    if moved is not None:
-        say(f"what an earlier run left is in {moved} until there are new results")
+_claimed: list[OutputFolder] = []
+
+
+def claim_folder(
+    out: str | pathlib.Path,
+    experiment: str,
+    config: Mapping[str, Any],
+    *,
+    writes: Collection[str] = (),
+    reads: Collection[str] = (),
+    overwrite: bool,
+) -> OutputFolder:
+    """Claims the output folder (`claim_output_folder`) until the script ends, and says what the user should know."""
+    claim = claim_output_folder(out, experiment, config, writes=writes, reads=reads, overwrite=overwrite)
+    _claimed.append(claim)
+    if claim.moved is not None:
+        say(f"what an earlier run left is in {claim.moved} until there are new results")
+    if not claim.locked:
+        say(f"the file system of {out} has no locks: see to it that no other run writes there meanwhile")
+    return claim
+
+
+def release_folders() -> None:
+    """Gives back the output folders of the script; one in which nothing was written is as it was before."""
+    while _claimed:
+        _claimed.pop().release()
 
 
 _when_done: list[Callable[[], None]] = []
@@ -55,12 +76,16 @@ def run(main: Callable[[list[str]], None]) -> None:
                 work()
         except Terminated as stop:
             say(str(stop))
+            release_folders()
             hosts.leave(EXIT_TERMINATED)
         except KeyboardInterrupt:
             say("interrupted.")
+            release_folders()
             hosts.leave(EXIT_INTERRUPTED)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
+        finally:
+            release_folders()
 
     app.run(guarded)

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,8 @@ from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, sentences_fingerprint
 from jmat.data.examples import Examples, Split, fingerprint, load_examples
-from jmat.maps import MapsInfo, model_hash
+from jmat.folders import OutputFolder, output_path
+from jmat.maps import Linear, MapsInfo, model_hash, save_maps
 from jmat.mesh import usual_batch
 from jmat.regression import Solution
 from jmat.results import package_version, write_results
@@ -71,6 +72,7 @@ flags.DEFINE_integer("num_processes", None, "With --coordinator=HOST:PORT: how m
 flags.DEFINE_integer("process_id", None, "With --coordinator=HOST:PORT: which of them this is, from 0.")
 
 FLAGS = flags.FLAGS
+MAPS_FILES = ("maps.safetensors", "maps.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +82,21 @@ class Job:
     experiment: str
     config: dict[str, Any]
     out: pathlib.Path
+    claim: OutputFolder | None  # on its output folder; of several processes only the first has one
     model: Any
     tokenizer: Any
     mask_token: int | None
     source: str  # of the examples: a prepared file or a corpus
+
+    def path(self, name: str) -> pathlib.Path:
+        """Returns the path of a file or folder in the output folder that is to be written next."""
+        return self.out / name if self.claim is None else self.claim.path(name)
+
+    def save_maps(self, maps: Mapping[str, Linear], n: int | None = None) -> None:
+        """Writes maps, fitted on n tokens, by default the fit examples, among others."""
+        for name in MAPS_FILES:
+            self.path(name)
+        save_maps(self.out, maps, self.maps_info(n))
 
     @functools.cached_property
     def examples(self) -> Examples:
@@ -158,13 +171,27 @@ def describe_text(source: str, examples: Examples) -> dict[str, Any]:
     return {"source": source, **corpus, "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
 
 
-def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False) -> Job:
+def start(
+    experiment: str,
+    *,
+    writes: Collection[str],
+    reads: Collection[str] = (),
+    needs_head: bool = True,
+    many_hosts: bool = False,
+) -> Job:
     """Checks the flags, claims the output folder and loads the model, which must have a head if that is needed.
 
     Where the experiment runs on many hosts, all of them load it, and only the first claims the folder.
+
+    Args:
+        experiment: its name.
+        writes: names of the files and folders that it writes in its output folder, beside results.json.
+        reads: names of its own flags that can name files.
+        needs_head: refuse a model without a head.
+        many_hosts: the experiment can share its work with other processes.
     """
     check_positions()
-    config, out = claim(experiment, many_hosts=many_hosts)
+    config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
@@ -176,16 +203,19 @@ def start(experiment: str, *, needs_head: bool = True, many_hosts: bool = False)
     if masked and mask_token is None:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
     source = FLAGS.examples or FLAGS.corpus
-    job = Job(experiment, config, out, model, tokenizer, mask_token if masked else None, source)
+    job = Job(experiment, config, out, claimed, model, tokenizer, mask_token if masked else None, source)
     check_same_weights(FLAGS.model, lambda: job.model_hash)
     return job
 
 
-def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any], pathlib.Path]:
+def claim(
+    experiment: str, *, writes: Collection[str] = (), reads: Collection[str] = (), many_hosts: bool = False
+) -> tuple[dict[str, Any], pathlib.Path, OutputFolder | None]:
     """The flags and the output folder of the run, which is claimed for it; settles the precision of products.
 
     Joins the other processes first, if there are any and the experiment can share its work with them.
     """
+    out = output_folder(experiment)
     hosts.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.coordinator and not many_hosts:
         raise ValueError(f"{experiment} runs on one host: leave out --coordinator, --num_processes and --process_id.")
@@ -196,11 +226,17 @@ def claim(experiment: str, *, many_hosts: bool = False) -> tuple[dict[str, Any],
         # Accelerators multiply float32 at lower precision unless told not to.
         jax.config.update("jax_default_matmul_precision", "highest")
     config = own_flags()
-    out = pathlib.Path(FLAGS.out or f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}")
     hosts.check_same({f"--{name}": value for name, value in config.items()})
+    claimed = None
     if hosts.is_first():
-        cli.claim_folder(out, experiment, config, overwrite=FLAGS.overwrite)
-    return config, out
+        names: dict[str, Any] = {"writes": writes, "reads": ("model", "examples", "corpus", *reads)}
+        claimed = cli.claim_folder(out, experiment, config, overwrite=FLAGS.overwrite, **names)
+    return config, out, claimed
+
+
+def output_folder(experiment: str) -> pathlib.Path:
+    """The output folder of a run: by the flag, or by the names of the experiment and the model."""
+    return output_path(f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}" if FLAGS.out is None else FLAGS.out)
 
 
 def check_positions() -> None:

@@ -41,6 +41,7 @@ _SIZES = flags.DEFINE_list(
     "sizes", [], "How many examples to fit on, such as 250,500,1000. Default: doubling from 250, and all of them."
 )
 _LAYERS = flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
+WRITES = ("pairs.png", "learning_curve.png")
 
 
 def main(argv: list[str]) -> None:
@@ -74,8 +75,8 @@ def main(argv: list[str]) -> None:
         )
     results = job.finish(rows, text={corpus: each.text() for corpus, each in jobs.items()})
     name = job.config["model"]
-    plot_pairs(results, job.out / "pairs.png", title=f"{name}: mat fitted on one corpus, evaluated on another")
-    plot_learning_curve(results, job.out / "learning_curve.png", title=f"{name}: mat over the examples it is fitted on")
+    plot_pairs(results, job.path("pairs.png"), title=f"{name}: mat fitted on one corpus, evaluated on another")
+    plot_learning_curve(results, job.path("learning_curve.png"), title=f"{name}: mat over the examples it is fitted on")
     print_tables(rows)
     print(f"wrote {job.out}/results.json, pairs.png, learning_curve.png")
 
@@ -84,7 +85,7 @@ def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
     if len({os.path.realpath(corpus) for corpus in corpora}) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
-    job = common.start("cross_corpus", many_hosts=True)
+    job = common.start("cross_corpus", writes=WRITES, reads=("corpora",), many_hosts=True)
     return {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}
 
 

@@ -23,7 +23,7 @@ from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.jumps import evaluate, fit_jumps
-from jmat.maps import Identity, save_maps
+from jmat.maps import Identity
 from jmat.plots import plot_early_exit
 from jmat.results import format_table
 
@@ -35,12 +35,13 @@ _EPSILON = flags.DEFINE_float("epsilon", 0.05, "Chance that the bound on disagre
 _TIMING = flags.DEFINE_integer(
     "timing_examples", 64, "Examples timed, if there are as many; 0 times nothing.", lower_bound=0
 )
+WRITES = ("early_exit.png", *common.MAPS_FILES)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("early_exit", many_hosts=True)
+    job = common.start("early_exit", writes=WRITES, many_hosts=True)
     L = job.model.config.layers
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
@@ -64,9 +65,9 @@ def main(argv: list[str]) -> None:
     if _TIMING.value:
         sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
-    save_maps(job.out, {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}, job.maps_info())
+    job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
     results = job.finish(rows)
-    plot_early_exit(results, job.out / "early_exit.png", title=f"{job.config['model']}: early exit")
+    plot_early_exit(results, job.path("early_exit.png"), title=f"{job.config['model']}: early exit")
     shown = [row for row in rows if "lambda" in row and row["confidence"] == "gap"]
     print(
         format_table(shown, index="lambda", columns=("metric", "map"), metrics=("layers", "precision@1", "flops_ratio"))

@@ -38,6 +38,7 @@ flags.DEFINE_enum(
 )
 
 FLAGS = flags.FLAGS
+SNAPSHOTS = passes.SNAPSHOTS
 
 
 def read(job: common.Job, *, targets: str = "all") -> Moments | list[np.ndarray]:

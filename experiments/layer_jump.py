@@ -19,7 +19,7 @@ from experiments import cli, common, fitting
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, metric_rows
-from jmat.maps import Identity, save_maps
+from jmat.maps import Identity
 from jmat.plots import plot_by_layer
 from jmat.results import format_table
 
@@ -28,13 +28,14 @@ flags.adopt_module_key_flags(fitting)
 _TARGETS = flags.DEFINE_enum(
     "targets", "all", ["all", "final"], "Fit and save maps to all later layers, or only to the final one (less memory)."
 )
+WRITES = ("layer_jump.png", *common.MAPS_FILES, fitting.SNAPSHOTS)
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("layer_jump", many_hosts=True)
+    job = common.start("layer_jump", writes=WRITES, many_hosts=True)
     L = job.model.config.layers
     statistics = fitting.read(job, targets=_TARGETS.value)
     streams = list(job.capture_eval(stream_sites(L)).values())
@@ -45,9 +46,9 @@ def main(argv: list[str]) -> None:
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     values = evaluate(job.model, streams[L], shortcuts, progress="evaluate")
     rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
-    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info(n))
+    job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
     results = job.finish(rows)
-    plot_by_layer(results, METRICS, job.out / "layer_jump.png", title=f"{job.config['model']}: reading layer l")
+    plot_by_layer(results, METRICS, job.path("layer_jump.png"), title=f"{job.config['model']}: reading layer l")
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
     print(f"wrote {job.out}/results.json, layer_jump.png, maps.safetensors, maps.json")
 

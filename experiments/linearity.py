@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     del argv
     if FLAGS.intrinsic_dimension:
         common.check_sklearn("--intrinsic_dimension")
-    job = common.start("linearity", needs_head=False, many_hosts=True)
+    job = common.start("linearity", writes=writes(), reads=("revisions", "against"), needs_head=False, many_hosts=True)
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
     L, seed, tokens = job.model.config.layers, FLAGS.seed, FLAGS.tokens
@@ -89,6 +89,12 @@ def main(argv: list[str]) -> None:
     written = plot(job, results)
     print_tables(rows)
     print(f"wrote {', '.join(f'{job.out}/{name}' for name in ('results.json', *written))}")
+
+
+def writes() -> list[str]:
+    """Names of the files and folders that the run writes, by its flags."""
+    asked = {"checkpoints.png": FLAGS.revisions, "difference.png": FLAGS.against, "pairs.png": FLAGS.all_pairs}
+    return ["linearity.png", "geometry.png", "errors.png", *(name for name in asked if asked[name]), passes.SNAPSHOTS]
 
 
 def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
@@ -137,10 +143,10 @@ def plot(job: common.Job, results: dict[str, Any]) -> list[str]:
     if FLAGS.against:
         figures["difference.png"] = report.plot_difference
     for file, draw in figures.items():
-        draw(results, job.out / file, title=name if file != "difference.png" else f"{name} − {FLAGS.against}")
+        draw(results, job.path(file), title=name if file != "difference.png" else f"{name} − {FLAGS.against}")
     if FLAGS.all_pairs:
         own = {**results, "rows": report.own_rows(results["rows"])}
-        plot_r2(own, job.out / "pairs.png", metric="linearity_held_out", title=f"{name}: linearity of all pairs")
+        plot_r2(own, job.path("pairs.png"), metric="linearity_held_out", title=f"{name}: linearity of all pairs")
     return [*figures, *(["pairs.png"] if FLAGS.all_pairs else [])]
 
 

@@ -27,6 +27,7 @@ flags.DEFINE_float(
 flags.register_validator("snapshot_every", np.isfinite, message="Expected seconds, or 0.")
 
 FLAGS = flags.FLAGS
+SNAPSHOTS = "checkpoints"  # the folder, in the output folder
 TOKENS = ("sampled", "all")
 
 
@@ -67,7 +68,7 @@ def snapshots(job: common.Job, name: str = "fit", model: Any = None) -> Snapshot
     """
     if not FLAGS.snapshot_every:
         return None
-    checkpoints = job.out / "checkpoints"
+    checkpoints = job.path(SNAPSHOTS)
     cli.when_all_is_done(functools.partial(discard, checkpoints))
     owner: dict[str, Any] = {
         "hash of the model's weights": job.model_hash if model is None else model_hash(parameters(model))

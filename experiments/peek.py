@@ -37,6 +37,7 @@ _LAYERS = flags.DEFINE_list("layers", [], "Layers to read, such as 0,4,8; defaul
 _TOP = flags.DEFINE_integer("top", 5, "How many of the most probable tokens to show.", lower_bound=1)
 _MAPS = flags.DEFINE_string("maps", None, "Folder with maps that layer_jump saved for this model; default: fit them.")
 
+WRITES = ("peek.json", "peek.html")
 DEFAULT_SENTENCES = (
     "Return a new array of the same ___ as the input.",
     "If the file does not ___, an error is raised.",
@@ -47,7 +48,7 @@ DEFAULT_SENTENCES = (
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("peek")
+    job = common.start("peek", writes=WRITES, reads=("maps",))
     L = job.model.config.layers
     layers = sorted({*common.layer_choices(_LAYERS.value, L), L})
     masked = job.mask_token is not None
@@ -67,8 +68,8 @@ def main(argv: list[str]) -> None:
     read = {"maps": _MAPS.value} if _MAPS.value else job.text()
     job.finish(peek_rows(found), text={**read, "sentences": sentences_fingerprint(sentences)})
     text = json.dumps(found, ensure_ascii=False, indent=1) + "\n"
-    save_atomically(job.out / "peek.json", lambda path: path.write_text(text, "utf-8"))
-    save_atomically(job.out / "peek.html", lambda path: path.write_text(page(found), "utf-8"))
+    save_atomically(job.path("peek.json"), lambda path: path.write_text(text, "utf-8"))
+    save_atomically(job.path("peek.html"), lambda path: path.write_text(page(found), "utf-8"))
     for number in range(len(found["sentences"])):
         print(format_peek(found, number), end="\n\n")
     print(f"wrote {job.out}/results.json, peek.json; open {job.out}/peek.html in a browser")

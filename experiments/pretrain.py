@@ -36,6 +36,7 @@ from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.load import load_tokenizer
 from jmat.data import corpus, packing, tokenizers
+from jmat.folders import OutputFolder, check_output_folder, output_path
 from jmat.maps import model_hash
 from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results, write_results
@@ -160,13 +161,15 @@ def main(argv: list[str]) -> None:
     """Trains, or goes on training, and writes OUT/model and OUT/results.json."""
     del argv
     settings = {name: flag.value for name, flag in _SETTINGS.items()}
-    out, arch, length, seed = pathlib.Path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
+    out, arch, length, seed = output_path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
     if settings["width"] % settings["heads"]:
         raise ValueError(f"--width={settings['width']} is not a multiple of --heads={settings['heads']}.")
+    check_output_folder(out)
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
-    cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value)
-    tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
+    names: dict[str, Any] = {"writes": ("model", "steps", "checkpoints"), "reads": ("corpus",)}
+    claim = cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value, **names)
+    tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], claim.path("model"))
     pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
 
     sizes = {name: settings[name] for name in ("layers", "width", "heads", "length")}
@@ -179,7 +182,7 @@ def main(argv: list[str]) -> None:
     optimizer = training.make_optimizer(kind=settings["optimizer"], steps=steps, **schedule)
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
-    checkpoints = resume.open_checkpoints(out / "checkpoints", keep=averaged + 1)
+    checkpoints = resume.open_checkpoints(claim.path("checkpoints"), keep=averaged + 1)
     state = resume.restore(checkpoints, state)
     first = int(state.step)
     history = read_rows(out, first)
@@ -201,7 +204,7 @@ def main(argv: list[str]) -> None:
 
     step_fn = training.make_train_step(loss, optimizer, seed)
     evaluate = training.make_evaluate(plain, watched, batch_size, devices)
-    keep = functools.partial(keep_model, out)
+    keep = functools.partial(keep_model, claim)
     state, finished = train(state, step_fn, sharded, log, evaluate, save, keep, every, steps)
     checkpoints.wait_until_finished()
     if not finished:
@@ -220,9 +223,9 @@ def main(argv: list[str]) -> None:
     print(f"Held out: {final}\nWrote {out / 'model'} and {out / 'results.json'}.")
 
 
-def keep_model(out: pathlib.Path, state: training.TrainState) -> None:
+def keep_model(claim: OutputFolder, state: training.TrainState) -> None:
     """Writes OUT/steps/STEP, a Hugging Face folder without tokenizer."""
-    checkpoint.save_model(out / "steps" / f"{int(state.step):06}", state.model, dtype="float16")
+    checkpoint.save_model(claim.path("steps") / f"{int(state.step):06}", state.model, dtype="float16")
 
 
 def read_rows(out: pathlib.Path, step: int) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     del argv
     common.check_sklearn("probe")
     labelled = read_labelled(_LABELS.value) if _LABELS.value else None
-    job = common.start("probe")
+    job = common.start("probe", writes=("probe.png",), reads=("labels", "against"))
     other = None
     if _AGAINST.value:
         cli.say(f"loading {_AGAINST.value}")
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     layers = dict.fromkeys(row["layer"] for row in by_layer)
     level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
     drawn = {**results, "rows": [*by_layer, *level]}
-    plot_by_layer(drawn, ("accuracy",), job.out / "probe.png", title=f"{job.config['model']}: probes")
+    plot_by_layer(drawn, ("accuracy",), job.path("probe.png"), title=f"{job.config['model']}: probes")
     print(format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",)))
     for row in rows:
         if "layer" not in row:

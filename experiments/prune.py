@@ -31,7 +31,7 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import find
-from jmat.maps import Linear, save_maps
+from jmat.maps import Linear
 from jmat.prune.heal import LOSSES
 from jmat.prune.measure import whole_sentences
 from jmat.prune.merge import FEATURES
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
     methods = common.choices("method", _METHOD.value, METHODS)
     if _SAVE.value and len(methods) > 1:
         raise ValueError(f"--save writes one model: give one --method, not {', '.join(methods)}.")
-    job = common.start("prune")
+    job = common.start("prune", writes=["prune.png", *common.MAPS_FILES, *(["model"] if _SAVE.value else [])])
     settings = {name: flag.value for name, flag in _HOW.items()}
     settings |= {name: job.config[name] for name in ("intercept", "seed")}
     hows = {method: How(method=method, **settings) for method in methods}
@@ -92,15 +92,15 @@ def main(argv: list[str]) -> None:
     rows += pruned_rows(job.model, text, pruned, seed=job.config["seed"], progress="evaluate", **batch)
     wrote = ["results.json", "prune.png"]
     if maps:
-        save_maps(job.out, maps, job.maps_info())
+        job.save_maps(maps)
         wrote += ["maps.safetensors", "maps.json"]
     if _SAVE.value:
         last = pruned[methods[0]][-1]
         source = {"source": find(job.config["model"], revision=job.config["revision"]), "tokenizer": job.tokenizer}
-        save_pruned(job.out / "model", job.model, methods[0], last.removed, last.maps, job.maps_info(), **source)
+        save_pruned(job.path("model"), job.model, methods[0], last.removed, last.maps, job.maps_info(), **source)
         wrote.append("model")
     results = job.finish(rows)
-    plot_prune(results, job.out / "prune.png", title=f"{job.config['model']}: blocks removed by {settings['score']}")
+    plot_prune(results, job.path("prune.png"), title=f"{job.config['model']}: blocks removed by {settings['score']}")
     print("scores of the whole model's blocks")
     print(format_table(rows, index="layer", columns=("score",), metrics=("block_score",)), end="\n\n")
     print(format_table(rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False))

@@ -14,19 +14,19 @@ from absl import flags
 from experiments import cli, common, fitting
 from jmat import hosts
 from jmat.capture import stream_sites
-from jmat.maps import save_maps
 from jmat.plots import plot_r2
 from jmat.r2 import r2_rows, resamples
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fitting)
+WRITES = ("r2.png", *common.MAPS_FILES, fitting.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("r2", needs_head=False, many_hosts=True)
+    job = common.start("r2", writes=WRITES, needs_head=False, many_hosts=True)
     statistics = fitting.read(job)
     streams = list(job.capture_eval(stream_sites(job.model.config.layers)).values())
     if not hosts.is_first():
@@ -34,9 +34,9 @@ def main(argv: list[str]) -> None:
     maps, n = fitting.fit_maps(job, statistics)
     drawn = resamples(job.examples.eval.positions, job.examples.eval.rows, seed=job.config["seed"])
     rows = r2_rows(streams, maps, drawn, progress="evaluate")
-    save_maps(job.out, {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, job.maps_info(n))
+    job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
     results = job.finish(rows)
-    plot_r2(results, job.out / "r2.png", title=f"{job.config['model']}: r2 of layer j from layer i")
+    plot_r2(results, job.path("r2.png"), title=f"{job.config['model']}: r2 of layer j from layer i")
     for name in ("mat", "id"):
         print(f"\nr2 of {name}: layer i (down) to target j (across)")
         shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]

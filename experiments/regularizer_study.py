@@ -25,6 +25,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli
+from jmat.folders import check_output_folder, output_path
 from jmat.plots import plot_by_layer
 from jmat.regularizers import KINDS
 from jmat.results import format_table, read_results, write_results
@@ -38,18 +39,20 @@ _OUT = flags.DEFINE_string("out", "runs/regularizer_study", "Folder for results 
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a study with other flags left in --out, once there is something new."
 )
+FIGURE = "regularizer_study.png"
 
 
 def main(argv: list[str]) -> None:
     """Runs the study."""
     del argv
     models = list(variants(_KINDS.value, _WEIGHTS.value))
+    out = output_path(_OUT.value)
+    check_output_folder(out)
     more = {"pretrain": more_flags(_PRETRAIN)} | {experiment: more_flags(_MEASURE) for experiment in MEASURES}
     for experiment, given in more.items():
         check_flags(experiment, given)
-    out = pathlib.Path(_OUT.value)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
-    cli.claim_folder(out, "regularizer_study", config, overwrite=_OVERWRITE.value)
+    claim = cli.claim_folder(out, "regularizer_study", config, writes=(FIGURE,), overwrite=_OVERWRITE.value)
     rows: list[dict[str, Any]] = []
     hashes: dict[str, Any] = {}
     texts: dict[str, Any] = {}
@@ -66,7 +69,7 @@ def main(argv: list[str]) -> None:
             rows += reported(name, found, wanted)
             hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
     results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
-    plot_by_layer(results, BY_LAYER, out / "regularizer_study.png", title="the same model under different penalties")
+    plot_by_layer(results, BY_LAYER, claim.path(FIGURE), title="the same model under different penalties")
     for metric in BY_LAYER:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
     wide = max(len(row["map"]) for row in rows)

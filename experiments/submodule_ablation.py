@@ -19,7 +19,7 @@ from experiments import cli, common
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
-from jmat.maps import Identity, save_maps
+from jmat.maps import Identity
 from jmat.plots import plot_by_layer
 from jmat.progress import track
 from jmat.r2 import resamples
@@ -34,6 +34,7 @@ _REFIT = flags.DEFINE_enum(
     "refit", "none", ["none", "sequential"], "none: maps fitted on the unmodified model, as in the paper."
 )
 _HEADS = flags.DEFINE_bool("heads", False, "Also replace and remove every attention head, one at a time.")
+WRITES = ("submodule_ablation.png", *common.MAPS_FILES)
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     names = common.choices("maps", _MAPS.value, ("mat", *ABLATIONS))
-    job = common.start("submodule_ablation", many_hosts=True)
+    job = common.start("submodule_ablation", writes=WRITES, many_hosts=True)
     L = job.model.config.layers
     layers = common.layer_choices(_LAYERS.value, L)
     streams = stream_sites(L)
@@ -72,10 +73,10 @@ def main(argv: list[str]) -> None:
     rows = metric_rows(values, L, groups=sentences, seed=seed)
     rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, sentences, seed=seed))
     tensors = {f"{part}.{i}": linear for (part, i), linear in part_maps.items()}
-    save_maps(job.out, tensors | {f"mat.{i}.{j}": m for (i, j), m in jumps.items()}, job.maps_info())
+    job.save_maps(tensors | {f"mat.{i}.{j}": m for (i, j), m in jumps.items()})
     results = job.finish(rows)
     title = f"{job.config['model']}: sub-modules replaced from layer l on"
-    plot_by_layer(results, METRICS, job.out / "submodule_ablation.png", title=title)
+    plot_by_layer(results, METRICS, job.path("submodule_ablation.png"), title=title)
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS[:1]))
     for note in dict.fromkeys(
         f"{row['map']} from layer {row['layer']}: {row['note']}" for row in rows if "note" in row

@@ -18,6 +18,7 @@ from absl import flags
 from experiments import cli, common
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint, text_sentences
+from jmat.folders import check_output_folder
 from jmat.maps import model_hash
 from jmat.prune.surgery import load_pruned
 from jmat.results import format_table, write_results
@@ -36,11 +37,12 @@ def main(argv: list[str]) -> None:
     del argv
     if not _TEXT.value and not _TASKS.value:
         raise ValueError("nothing to measure: give text files with --text, or tasks with --tasks.")
+    check_output_folder(common.output_folder("tasks"))
     texts = {path: text_sentences(path) for path in _TEXT.value}
     tasks = {path: read_task(path) for path in _TASKS.value}
     if FLAGS.shard_parameters:
         raise ValueError("tasks runs on one device: leave out --shard_parameters.")
-    config, out = common.claim("tasks")
+    config, out, _ = common.claim("tasks", reads=("text", "tasks"))
     cli.say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)

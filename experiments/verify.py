@@ -18,6 +18,7 @@ from experiments import cli, common
 from jmat.checkpoint import load_model, parameters
 from jmat.checkpoint.load import find, load_tokenizer
 from jmat.data.corpus import sentences_fingerprint
+from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.results import write_results
 from jmat.verify.report import SENTENCES, format_report, report_rows, verify
@@ -34,8 +35,9 @@ def main(argv: list[str]) -> None:
     del argv
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if FLAGS.out:
-        cli.claim_folder(FLAGS.out, "verify", common.own_flags(), overwrite=FLAGS.overwrite)
+    if FLAGS.out is not None:
+        out = output_path(FLAGS.out)
+        cli.claim_folder(out, "verify", common.own_flags(), reads=("model",), overwrite=FLAGS.overwrite)
     folder = find(FLAGS.model, revision=FLAGS.revision)
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
@@ -45,13 +47,13 @@ def main(argv: list[str]) -> None:
     cli.say("comparing with transformers on PyTorch")
     report = verify(folder, model, tokenizer, dtype=FLAGS.dtype, text=FLAGS.text)
     print(format_report(report))
-    if FLAGS.out:
+    if FLAGS.out is not None:
         text = SENTENCES if FLAGS.text is None else [FLAGS.text]
         source = {"source": "built-in sentences" if FLAGS.text is None else "--text"}
         read = source | {"eval": sentences_fingerprint(text)}
         rows, weights = report_rows(report), model_hash(parameters(model))
-        write_results(FLAGS.out, "verify", common.own_flags(), rows, model_hash=weights, text=read)
-        print(f"wrote {FLAGS.out}/results.json")
+        write_results(out, "verify", common.own_flags(), rows, model_hash=weights, text=read)
+        print(f"wrote {out}/results.json")
     sys.exit(1 if report.verdict == "WRONG" else 0)
 
 

@@ -1,34 +1,74 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, and such as belong together never come from two times."""
 
 import errno
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable
+import re
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
+Write = Callable[[pathlib.Path], Any]
 
-def save_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> None:
+# `.NAME.XXXXXXXX.EXT` beside NAME, which ends in .EXT: what a process writes until it is whole.
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8}(?P<suffix>\.[^.]*)?", re.DOTALL)
+
+
+def save_atomically(path: str | os.PathLike[str], write: Write) -> None:
     """Calls `write` on a temporary file in the same folder, then moves that to `path`: a reader never sees half a file.
 
     Raises:
       OSError: the disk is full, the folder is not writable; one sentence that names the path. What was there before
         is untouched.
     """
-    path = pathlib.Path(path)
-    temporary = None
+    save_together({pathlib.Path(path): write})
+
+
+def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
+    """Writes several files that belong together, the one without which the others are not read last.
+
+    All are written to temporary files first. Then an old one of that last name is deleted, and the files move to their
+    places in order: a process that is killed on the way leaves no mixture of old and new ones that could be read.
+
+    Raises:
+      OSError: the disk is full, the folder is not writable; one sentence that names the path. Where that is noticed
+        while the temporary files are written, all that was there before is untouched.
+    """
+    *others, last = writers
+    written: dict[pathlib.Path, pathlib.Path] = {}
+    path = last
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-        temporary = pathlib.Path(name)
-        write(temporary)
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
+        for path, write in writers.items():
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+            # Made here, so that it gets the permissions of a new file, by the user's umask, whatever `write` does.
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            written[path] = temporary
+            write(temporary)
+        if others:
+            last.unlink(missing_ok=True)
+        for path, temporary in written.items():
+            os.replace(temporary, path)
     except OSError as error:
         reason = {errno.ENOSPC: "the disk is full", errno.EROFS: "the file system is read-only"}.get(
             error.errno or 0, error.strerror or str(error)
         )
         raise OSError(error.errno, f"cannot write {path}: {reason}; nothing written before is lost.") from None
     finally:
-        if temporary is not None:
+        for temporary in written.values():
             temporary.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> str | None:
+    """Returns the name of the file that a temporary file was to become; None where `name` is that of another file."""
+    match = _TEMPORARY.fullmatch(name)
+    if match is None or pathlib.PurePath(match["name"]).suffix != (match["suffix"] or ""):
+        return None
+    return match["name"]
+
+
+def local_path(name: str) -> pathlib.Path | None:
+    """Returns the path that a user's text names, without symbolic links and `~`; None where it cannot be a path."""
+    try:
+        return pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser()))
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, the home of a user whom there is not
+        return None

@@ -1,4 +1,4 @@
-"""An experiment's output folder: whose it is (`run.json`), what was found (`results.json`), and tables of it.
+"""What an experiment has found (`results.json`), and tables of it.
 
 A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12, "metric": "precision@1",
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
@@ -10,7 +10,6 @@ import math
 import os
 import pathlib
 import platform
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,62 +18,11 @@ import jax
 import numpy as np
 
 from jmat.files import save_atomically
+from jmat.folders import discard_replaced
 
 Row = Mapping[str, Any]
 
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
-# What runs leave in their folder, and --overwrite therefore replaces. Nothing else there is ever touched.
-_FIGURES = (
-    *("checkpoints", "difference", "early_exit", "errors", "geometry", "layer_jump", "learning_curve", "linearity"),
-    *("pairs", "probe", "prune", "r2", "regularizer_study", "submodule_ablation"),
-)
-_LEFT_BY_RUNS = (
-    *("results.json", "maps.json", "maps.safetensors", "peek.json", "peek.html", "checkpoints", "model", "steps"),
-    *(f"{name}.png" for name in _FIGURES),
-)
-_REPLACED = ".replaced"  # where that stays, with its run.json, until there are new results
-
-
-def claim_output_folder(
-    out: str | pathlib.Path, experiment: str, config: Mapping[str, Any], *, overwrite: bool = False
-) -> pathlib.Path | None:
-    """Makes `out` the home of this run, and writes `run.json` there to say so before any long work starts.
-
-    A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed. Returns
-    the folder into which another run's files were moved, if there were any.
-
-    Args:
-        out: the folder; made if it is not there.
-        experiment: its name.
-        config: its flags, without those that do not matter to the results.
-        overwrite: take the folder from another run. What that run left in it moves to OUT/.replaced, and is deleted
-            when there are new results.
-
-    Raises:
-        ValueError: a flag is not a finite number, or names something that the run would replace; the folder belongs to
-            another experiment or to other flags (all of them named), holds files of something else, or cannot be
-            written.
-    """
-    out = pathlib.Path(out)
-    for name, value in config.items():
-        if isinstance(value, float) and not np.isfinite(value):
-            raise ValueError(f"--{name}={value}: expected a finite number.")
-        _check_is_not_replaced(out, name, value)
-    try:
-        mine = json.loads(_to_json({"experiment": experiment, "config": dict(config)}))
-        owner, moved = out / "run.json", None
-        if owner.exists():
-            moved = _check_owner(out, mine, overwrite=overwrite)
-        elif foreign := [path for kind in ("*.json", "*.safetensors", *_LEFT_BY_RUNS) for path in out.glob(kind)]:
-            raise ValueError(
-                f"{out} holds {foreign[0].name}, and no run.json that says which run wrote it; choose another --out."
-            )
-        out.mkdir(parents=True, exist_ok=True)
-        save_atomically(owner, lambda path: path.write_text(_to_json(mine), "utf-8"))
-        return moved
-    except OSError as error:
-        reason = (error.strerror or str(error)).rstrip(".")
-        raise ValueError(f"cannot use {out} as output folder: {reason}; choose another --out.") from None
 
 
 def write_results(
@@ -113,7 +61,7 @@ def write_results(
     }
     content = _to_json(results)
     save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(content, "utf-8"))
-    shutil.rmtree(pathlib.Path(out) / _REPLACED, ignore_errors=True)
+    discard_replaced(pathlib.Path(out))
     return json.loads(content)
 
 
@@ -214,62 +162,6 @@ def format_table(
             lines.append(_label(down).rjust(margin) + "".join(cells.get((down, h), "").rjust(cell) for h in part))
         tables.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(tables)
-
-
-def _check_owner(out: pathlib.Path, mine: dict[str, Any], *, overwrite: bool) -> pathlib.Path | None:
-    """Moves away what another run left, if that is wanted, and returns where to."""
-    if not any((out / name).exists() for name in _LEFT_BY_RUNS):
-        return None  # a run that failed before it wrote anything leaves nothing to protect
-    try:
-        theirs = json.loads((out / "run.json").read_text("utf-8"))
-        there, now = theirs["config"], mine["config"]
-        differing = [key for key in {**there, **now} if there.get(key) != now.get(key)]
-        experiment = theirs["experiment"]
-    except (ValueError, KeyError, TypeError):
-        if overwrite:
-            return _move_aside(out)
-        raise ValueError(f"{out / 'run.json'} is damaged; choose another --out, or --overwrite.") from None
-    if overwrite and (differing or experiment != mine["experiment"]):
-        return _move_aside(out)
-    if experiment != mine["experiment"]:
-        raise ValueError(
-            f"{out} belongs to experiment {experiment}, this is {mine['experiment']}; choose another --out, or "
-            "--overwrite to replace it."
-        )
-    if differing:
-        flags = ", ".join(f"--{key} was {there.get(key)!r} and is {now.get(key)!r}" for key in sorted(differing))
-        raise ValueError(
-            f"{out} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
-        )
-    return None
-
-
-def _check_is_not_replaced(out: pathlib.Path, flag: str, value: Any) -> None:
-    """Raises ValueError where a flag names a file or folder among those that a run in this folder writes."""
-    home = out.resolve()
-    for name in value if isinstance(value, list | tuple) else [value]:
-        path = pathlib.Path(name).expanduser().resolve() if isinstance(name, str) and name else None
-        if path is None or not path.exists() or not path.is_relative_to(home):
-            continue
-        inside = path.relative_to(home).parts
-        if not inside or inside[0] in (*_LEFT_BY_RUNS, _REPLACED):
-            raise ValueError(
-                f"--{flag}={name} lies in the output folder {out}, which is written to: choose another --out."
-            )
-
-
-def _move_aside(out: pathlib.Path) -> pathlib.Path:
-    """What a run left, to OUT/.replaced; that of a run before it, which has no successor yet, stays there instead."""
-    aside = out / _REPLACED
-    aside.mkdir(exist_ok=True)
-    for path in (out / name for name in ("run.json", *_LEFT_BY_RUNS)):
-        if not (aside / path.name).exists() and path.exists():
-            path.rename(aside / path.name)
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    return aside
 
 
 def _plain_row(index: int, row: Row) -> dict[str, Any]:
