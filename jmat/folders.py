@@ -246,8 +246,8 @@ def _read_owner(folder: pathlib.Path, *, overwrite: bool) -> _Owner:
         wrote = content.get("wrote")
         if wrote is None:
             wrote = [RESULTS, *_WRITTEN_BY_0_1.get(content["experiment"], ())]
-        if not all(pathlib.PurePath(name).name == name != "" for name in wrote):  # a path out of the folder
-            raise ValueError("not a name")
+        if not all(pathlib.PurePath(name).name == name not in ("", "..") for name in wrote):
+            raise ValueError("a path that leads out of the folder")
         return _Owner(content["experiment"], dict(content["config"]), list(wrote))
     except FileNotFoundError:
         if telling == [RESULTS] and (owner := _owner_of_results(folder)) is not None:
@@ -260,6 +260,15 @@ def _read_owner(folder: pathlib.Path, *, overwrite: bool) -> _Owner:
         if telling and not overwrite:
             raise ValueError(f"{folder / RUN} is damaged; choose another --out, or --overwrite.") from None
     return _Owner("", {}, [RESULTS] if RESULTS in telling else [])
+
+
+def _owner_of_results(folder: pathlib.Path) -> _Owner | None:
+    """Returns whose results.json it is where version 0.1 wrote no run.json beside it."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        content = json.loads((folder / RESULTS).read_text("utf-8"))
+        if content["experiment"] == "bundled_quality":
+            return _Owner(content["experiment"], dict(content["config"]), [RESULTS])
+    return None
 
 
 def _check_owner(folder: pathlib.Path, owner: _Owner, mine: _Owner, *, overwrite: bool) -> tuple[bool, list[str]]:
@@ -303,7 +312,7 @@ def _check_reads(
 def _sweep(folder: pathlib.Path, ours: Collection[str], wrote: Collection[str]) -> None:
     """Deletes what killed runs left half-written: temporary files, and snapshots that were being deleted."""
     for path in folder.iterdir():
-        if is_temporary(path.name) in {RUN, *ours}:
+        if is_temporary(path.name) in {RUN, *ours} and path.is_file():
             path.unlink(missing_ok=True)
     if "checkpoints" in wrote:
         shutil.rmtree(folder / _FINISHED, ignore_errors=True)

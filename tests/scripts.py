@@ -120,7 +120,21 @@ def run(script, *flags, code=0):
     ended, stdout, stderr = start(script, *flags).finish()
     assert ended == code, stderr
     assert "Traceback" not in stderr, stderr
+    for flag in map(str, flags):
+        if code == 0 and flag.startswith("--out=") and (pathlib.Path(flag[6:]) / "run.json").exists():
+            check_that_all_is_listed(pathlib.Path(flag[6:]))
     return stdout, stderr
+
+
+def check_that_all_is_listed(out):
+    """Holds the list of what a run wrote, in run.json, against what its output folder holds."""
+    wrote = json.loads((out / "run.json").read_text("utf-8"))["wrote"]
+    names = {path.name for path in out.iterdir()}
+    assert set(wrote) <= names
+    kinds = (".json", ".safetensors", ".png", ".html")
+    assert {name for name in names if name.endswith(kinds)} <= {"run.json", "done.json", *wrote}
+    assert names & {"model", "steps", "checkpoints"} <= set(wrote)
+    assert ".jmat-lock" not in names
 
 
 def kill_after(running, checkpoints, number, *, later_than=0, wait=0.0):

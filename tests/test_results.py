@@ -1,16 +1,13 @@
-"""Output folders and result files: nothing mixed up, nothing lost, nothing silently not a number."""
+"""Result files: nothing lost, nothing silently not a number; and tables of them."""
 
 import errno
-import json
 import pathlib
-import re
 
 import jax
 import numpy as np
 import pytest
 
-from jmat.results import claim_output_folder, format_table, read_results, write_results
-from tests.scripts import ROOT
+from jmat.results import format_table, read_results, write_results
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
 
@@ -74,113 +71,6 @@ def test_damaged_results_are_one_clear_sentence(tmp_path, content):
         read_results(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_flag_that_is_no_finite_number_is_named(tmp_path, value):
-    with pytest.raises(ValueError, match=rf"--reg_weight={value}: expected a finite number"):
-        claim_output_folder(tmp_path / "out", "pretrain", {"reg_weight": value})
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_may_come_back_to_its_folder(tmp_path):
-    out = tmp_path / "runs" / "r2"
-    claim_output_folder(out, "r2", CONFIG)
-    assert json.loads((out / "run.json").read_text()) == {"experiment": "r2", "config": CONFIG}
-    write_results(out, "r2", CONFIG, [_row()])
-    claim_output_folder(out, "r2", {**CONFIG, "maps": ("mat", "id")})  # a tuple is a list to JSON
-    assert len(read_results(out)["rows"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("experiment", "config", "message"),
-    [
-        ("layer_jump", CONFIG, "belongs to experiment r2, this is layer_jump; choose another --out, or --overwrite"),
-        ("r2", {**CONFIG, "seed": 1, "maps": []}, r"--maps was \['mat', 'id'\] and is \[\], --seed was 0 and is 1"),
-        ("r2", {**CONFIG, "new": 1}, "--new was None and is 1"),
-    ],
-)
-def test_another_runs_folder_is_refused_and_says_why(tmp_path, experiment, config, message):
-    claim_output_folder(tmp_path, "r2", CONFIG)
-    (tmp_path / "maps.json").write_text("{}")
-    before = (tmp_path / "run.json").read_bytes()
-    with pytest.raises(ValueError, match=message):
-        claim_output_folder(tmp_path, experiment, config)
-    assert (tmp_path / "run.json").read_bytes() == before
-
-
-def test_overwrite_keeps_what_runs_leave_until_there_are_new_results_and_touches_nothing_else(tmp_path):
-    claim_output_folder(tmp_path, "r2", CONFIG)
-    for name in ("checkpoints", "model", "replaced"):
-        (tmp_path / name).mkdir()
-    theirs = {"notes.txt", "mine.png", "replaced"}
-    for name in ("results.json", "r2.png", "checkpoints/0", "model/config.json", "maps.safetensors", *theirs):
-        if not (tmp_path / name).is_dir():
-            (tmp_path / name).write_text("old")
-    assert claim_output_folder(tmp_path, "r2", CONFIG, overwrite=True) is None  # the same run goes on
-    assert (tmp_path / "checkpoints" / "0").exists()
-    aside = claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", aside.name, *theirs}
-    (tmp_path / "maps.safetensors").write_text("half of new ones: the run failed")
-    assert claim_output_folder(tmp_path, "peek", {}, overwrite=True) == aside
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", aside.name, *theirs}
-    assert (aside / "maps.safetensors").read_text() == "old"
-    assert (aside / "model" / "config.json").read_text() == "old"
-    assert json.loads((aside / "run.json").read_text())["experiment"] == "r2"
-    claim_output_folder(tmp_path, "peek", {})
-    write_results(tmp_path, "peek", {}, [_row()])
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results.json", *theirs}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
-    out = tmp_path / "out"
-    for name in ("model", "elsewhere"):
-        (out / name).mkdir(parents=True)
-        (out / name / "model.safetensors").write_text("weights")
-    (out / "run.json").write_text('{"experiment": "pretrain", "config": {}}')
-    for flags in ({"model": str(out / "model")}, {"revisions": ["main", f"{out}/../out/model"]}, {"maps": str(out)}):
-        with pytest.raises(ValueError, match=r"lies in the output folder .*: choose another --out"):
-            claim_output_folder(out, "prune", flags, overwrite=overwrite)
-    assert (out / "model" / "model.safetensors").read_text() == "weights"
-    claim_output_folder(out, "prune", {"model": str(out / "elsewhere"), "corpus": "docs"}, overwrite=True)
-
-
-def test_a_run_that_failed_before_it_wrote_anything_keeps_no_folder(tmp_path):
-    claim_output_folder(tmp_path, "r2", CONFIG)
-    claim_output_folder(tmp_path, "layer_jump", {"seed": 3})
-    assert json.loads((tmp_path / "run.json").read_text()) == {"experiment": "layer_jump", "config": {"seed": 3}}
-
-
-def test_damaged_claim_needs_overwrite(tmp_path):
-    (tmp_path / "run.json").write_text('{"experiment": ')
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(ValueError, match="is damaged"):
-        claim_output_folder(tmp_path, "r2", CONFIG)
-    claim_output_folder(tmp_path, "r2", CONFIG, overwrite=True)
-    claim_output_folder(tmp_path, "r2", CONFIG)
-
-
-def test_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "log.txt").write_text("the shell redirects output here: no reason to refuse")
-    claim_output_folder(tmp_path, "r2", CONFIG)
-    model = tmp_path / "gpt2"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    for overwrite in (False, True):
-        with pytest.raises(ValueError, match=r"gpt2 holds config\.json, and no run\.json"):
-            claim_output_folder(model, "r2", CONFIG, overwrite=overwrite)
-    (tmp_path / "parent" / "model").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"parent holds model, and no run\.json"):
-        claim_output_folder(tmp_path / "parent", "r2", CONFIG)
-
-
-def test_unusable_folder_is_one_clear_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot use .*file/out as output folder: .*; choose another --out"):
-        claim_output_folder(tmp_path / "file" / "out", "r2", CONFIG)
-    with pytest.raises(ValueError, match=r"cannot use .*file as output folder"):
-        claim_output_folder(tmp_path / "file", "r2", CONFIG)
-
-
 def test_table_has_layers_down_and_metrics_across():
     rows = [
         _row(map=name, layer=layer, metric=metric, value=layer / 10 + (name == "id") / 100, low=0.0, high=1.0)
@@ -220,14 +110,3 @@ def test_table_shows_intervals_gaps_and_large_numbers():
     assert lines[3].split() == ["1", "-"]
     assert lines[4].split() == ["2", "1.23e+05"]
     assert format_table([]) == "(no rows to show)"
-
-
-def test_every_figure_that_a_script_draws_is_one_that_overwriting_replaces(tmp_path):
-    scripts = (ROOT / "experiments").glob("*.py")
-    figures = {name for script in scripts for name in re.findall(r"\b\w+\.png", script.read_text("utf-8"))}
-    assert len(figures) > 10
-    (tmp_path / "run.json").write_text('{"experiment": "r2", "config": {}}')
-    for name in figures:
-        (tmp_path / name).write_text("old")
-    aside = claim_output_folder(tmp_path, "layer_jump", {}, overwrite=True)
-    assert {path.name for path in aside.iterdir()} == figures | {"run.json"}
