@@ -12,10 +12,11 @@ the tokens' errors, and which tokens are the least and the most linear.
 
 All tokens of all sentences are used, in two passes that store no activations. --protocol=jmat leaves out the first
 position (--skip_first) or, for masked models, special tokens; --tokens=sampled reads only the sampled positions.
---all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's activations (TwoNN; `pip install
-'jmat[probe]'`), --revisions curves over training (of a hub id's revisions, or of folders such as `pretrain
---keep_every=100` leaves in OUT/steps), --against the difference to another model. A run that was killed goes on in the
-middle of the first pass when it is started again with the same flags.
+--all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's activations by two estimators of
+TwoNN, maximum likelihood and the linear fit of the public code, which differ by up to a fifth on the bundled models
+(`pip install 'jmat[probe]'`), --revisions curves over training (of a hub id's revisions, or of folders such as
+`pretrain --keep_every=100` leaves in OUT/steps), --against the difference to another model. A run that was
+killed goes on in the middle of the first pass when it is started again with the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on two CPU cores with the bundled
 model. Expect above 0.9 with the residual in the middle layers and much less without it.
@@ -168,7 +169,7 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     print(format_table(parts, columns=("map",)))
     print("\nwhat the block adds against the stream, cosine between neighbours, anisotropy")
     streams = [row for row in own if row["map"] == "stream"]
-    print(format_table(steps + streams, columns=("metric",), metrics=(*report.GEOMETRY, "intrinsic_dimension")))
+    print(format_table(steps + streams, columns=("metric",), metrics=(*report.GEOMETRY, *report.DIMENSIONS.values())))
     for extreme in ("least_linear", "most_linear"):
         found = [row for row in own if row.get("extreme") == extreme][:8]
         words = ", ".join(f"{row['token']!r} {row['value']:.2g}" for row in found)

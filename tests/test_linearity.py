@@ -7,12 +7,12 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
 from experiments import common
 from experiments import linearity as script
 from jmat.data.examples import Split
-from jmat.linearity import report
-from jmat.linearity.intrinsic import intrinsic_dimension
+from jmat.linearity import intrinsic, report
 from jmat.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from jmat.results import write_results
 from jmat.streaming.passes import all_positions, packed_batches
@@ -207,26 +207,62 @@ def cut_examples(path, family, sentences):
     return arrays
 
 
-def test_intrinsic_dimension_is_that_of_the_surface():
+def ratios_by_hand(points):
+    """log of second over first distance of every distinct point, rising, from all distances."""
+    distinct = np.array(sorted({tuple(point) for point in points.astype(np.float64).tolist()}))
+    distances = np.sqrt(np.square(distinct[:, None] - distinct[None]).sum(-1))
+    first, second = np.sort(distances, axis=1)[:, 1:3].T
+    return np.sort(np.log(second / first))
+
+
+def test_both_estimators_of_dimension_are_their_formulas():
+    points = np.random.default_rng(1).exponential(size=(101, 4)).astype(np.float32)
+    points = np.concatenate([points, points[:7]])  # equal points count once
+    ratios = intrinsic.log_ratios(points)
+    np.testing.assert_allclose(ratios, ratios_by_hand(points), rtol=1e-9)
+    value, low, high = intrinsic.maximum_likelihood(ratios)
+    assert value == pytest.approx(100 / ratios.sum())
+    # Under the density, d Σ log μ has a gamma distribution of shape n.
+    tails = [scipy.stats.gamma.cdf(bound * ratios.sum(), 101) for bound in (low, high)]
+    assert tails == pytest.approx([0.025, 0.975])
+    kept = ratios[:90]  # the largest 11 of 101 are left out
+    y = [-np.log(1 - i / 101) for i in range(1, 91)]
+    slope = np.linalg.lstsq(kept[:, None], np.array(y), rcond=None)[0][0]
+    assert intrinsic.linear_fit(ratios) == pytest.approx(slope)
+    assert slope != pytest.approx(value, rel=1e-3)
+
+
+def test_both_estimators_find_the_dimension_of_a_surface():
     random = np.random.default_rng(0)
     for d in (1, 2, 5):
         flat = random.uniform(size=(1500, d))
         bent = np.concatenate([np.cos(flat), np.sin(flat), flat**2], axis=1) @ random.standard_normal((3 * d, 40))
-        value, low, high = intrinsic_dimension(np.concatenate([bent, bent[:100]]).astype(np.float32))
-        assert low < value < high
-        assert value == pytest.approx(d, rel=0.12)
+        rows = report.dimension_rows([np.concatenate([bent, bent[:100]]).astype(np.float32)])
+        assert {row["estimator"]: row["metric"] for row in rows} == report.DIMENSIONS
+        likelihood, fit = rows
+        assert likelihood["low"] < likelihood["value"] < likelihood["high"]
+        assert [row["value"] for row in rows] == pytest.approx([d, d], rel=0.12)
+        assert "low" not in fit
+    # Some pairs ten thousand times closer than the rest: maximum likelihood heeds them all, the fit leaves them out.
+    near = np.concatenate([flat, flat[:40] + 1e-5])
+    likelihood, fit = (row["value"] for row in report.dimension_rows([near]))
+    assert likelihood < 2 < 4 < fit
     with pytest.raises(ValueError, match="3 distinct points"):
-        intrinsic_dimension(np.eye(3)[[0, 1, 2, 2]])
-    with pytest.raises(ValueError, match="equally far"):
-        intrinsic_dimension(np.eye(6))
+        intrinsic.log_ratios(np.eye(3)[[0, 1, 2, 2]])
+    for estimate in (intrinsic.maximum_likelihood, intrinsic.linear_fit):
+        with pytest.raises(ValueError, match="equally far"):
+            estimate(intrinsic.log_ratios(np.eye(6)))
 
 
 def test_a_layer_without_intrinsic_dimension_says_why():
     points = np.random.default_rng(0).standard_normal((50, 3))
-    none, some = report.dimension_rows([points[[0, 1] * 25], points])
-    assert none["value"] is None
-    assert "needs four at least" in none["note"]
-    assert some["low"] < some["value"] < some["high"]
+    rows = report.dimension_rows([points[[0, 1] * 25], points])
+    assert [row["layer"] for row in rows] == [0, 0, 1, 1]
+    for none, some in zip(rows[:2], rows[2:], strict=True):
+        assert none["value"] is None
+        assert "needs four at least" in none["note"]
+        assert some["value"] > 1
+        assert "note" not in some
 
 
 @pytest.mark.slow

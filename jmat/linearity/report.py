@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.data.examples import Split
-from jmat.linearity.intrinsic import intrinsic_dimension
+from jmat.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood
 from jmat.linearity.measure import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
 from jmat.plots import count_axis, draw, key, legend, line
@@ -23,6 +23,8 @@ Row = Mapping[str, Any]
 
 # What a step does to the stream, metric → how a figure says it.
 GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
+# Estimator of the intrinsic dimension → its metric.
+DIMENSIONS = {"maximum_likelihood": "intrinsic_dimension", "linear_fit": "intrinsic_dimension_fit"}
 # The share of tokens by their error, from `10^a` to `10^b` times the mean spread of the target.
 ERROR_BINS = np.arange(-6.0, 2.01, 0.25)
 # Kinds of token that occur less often say little about their mean error.
@@ -101,15 +103,24 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """`intrinsic_dimension` of h_0, h_1, …, with its interval (`jmat.linearity.intrinsic`), or why there is none."""
+    """Intrinsic dimension of h_0, h_1, … by both estimators of `jmat.linearity.intrinsic`, or why
+    there is none: `intrinsic_dimension` by maximum likelihood, with its interval, and
+    `intrinsic_dimension_fit` by the linear fit.
+    """
     rows = []
     for layer, points in enumerate(streams):
-        row: dict[str, Any] = {"map": "stream", "layer": layer, "metric": "intrinsic_dimension", "n": len(points)}
         try:
-            value, low, high = intrinsic_dimension(points)
-            rows.append(row | {"value": value, "low": low, "high": high})
+            ratios = log_ratios(points)
+            value, low, high = maximum_likelihood(ratios)
+            estimates: dict[str, dict[str, Any]] = {
+                "maximum_likelihood": {"value": value, "low": low, "high": high},
+                "linear_fit": {"value": linear_fit(ratios)},
+            }
         except ValueError as error:
-            rows.append(row | {"value": None, "note": str(error)})
+            estimates = {name: {"value": None, "note": str(error)} for name in DIMENSIONS}
+        for estimator, metric in DIMENSIONS.items():
+            label = {"map": "stream", "layer": layer, "metric": metric, "estimator": estimator}
+            rows.append(label | {"n": len(points)} | estimates[estimator])
     return rows
 
 
