@@ -3,7 +3,7 @@
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import absl.logging
@@ -11,6 +11,8 @@ from absl import app
 
 from jmat import hosts
 from jmat.folders import OutputFolder, claim_output_folder
+from jmat.notes import format_notes
+from jmat.plots import NothingToDrawError
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.streaming.snapshots import Terminated
 
@@ -47,6 +49,22 @@ def release_folders() -> None:
     """Gives back the output folders of the script; one in which nothing was written is as it was before."""
     while _claimed:
         _claimed.pop().release()
+
+
+def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints every note of the rows once: what has no value, and figures that mean less than they seem to."""
+    for line in format_notes(rows):
+        print(line)
+
+
+def drawn(path: pathlib.Path, draw: Callable[..., None], results: Mapping[str, Any], *given: Any, **how: Any) -> str:
+    """Draws a figure from results; returns its name for the list of files, or says why there is none."""
+    try:
+        draw(results, *given, path, **how)
+    except NothingToDrawError as error:
+        say(f"{path.name} is left out: {error}")
+        return ""
+    return f", {path.name}"
 
 
 _when_done: list[Callable[[], None]] = []

@@ -75,10 +75,13 @@ def main(argv: list[str]) -> None:
         )
     results = job.finish(rows, text={corpus: each.text() for corpus, each in jobs.items()})
     name = job.config["model"]
-    plot_pairs(results, job.path("pairs.png"), title=f"{name}: mat fitted on one corpus, evaluated on another")
-    plot_learning_curve(results, job.path("learning_curve.png"), title=f"{name}: mat over the examples it is fitted on")
+    title = f"{name}: mat fitted on one corpus, evaluated on another"
+    figures = cli.drawn(job.path("pairs.png"), plot_pairs, results, title=title)
+    title = f"{name}: mat over the examples it is fitted on"
+    figures += cli.drawn(job.path("learning_curve.png"), plot_learning_curve, results, title=title)
     print_tables(rows)
-    print(f"wrote {job.out}/results.json, pairs.png, learning_curve.png")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figures}")
 
 
 def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:

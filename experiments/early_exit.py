@@ -24,6 +24,7 @@ from jmat.capture import stream_sites
 from jmat.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.jumps import evaluate, fit_jumps
 from jmat.maps import Identity
+from jmat.notes import Predictions, noted
 from jmat.plots import plot_early_exit
 from jmat.results import format_table
 
@@ -55,7 +56,10 @@ def main(argv: list[str]) -> None:
     }
     words = top_words(job.model, fit[sites[L]], _SHORT_LIST.value)
     shortcuts = {(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)}
-    values = evaluate(job.model, held_out[sites[L]], shortcuts, words=words, progress="evaluate")
+    predictions = Predictions()
+    values = evaluate(
+        job.model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress="evaluate"
+    )
 
     split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
@@ -66,16 +70,16 @@ def main(argv: list[str]) -> None:
         sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
+    rows = noted(rows, predictions.note())
     results = job.finish(rows)
-    plot_early_exit(results, job.path("early_exit.png"), title=f"{job.config['model']}: early exit")
+    title = f"{job.config['model']}: early exit"
+    figure = cli.drawn(job.path("early_exit.png"), plot_early_exit, results, title=title)
     shown = [row for row in rows if "lambda" in row and row["confidence"] == "gap"]
     print(
         format_table(shown, index="lambda", columns=("metric", "map"), metrics=("layers", "precision@1", "flops_ratio"))
     )
-    for row in rows:
-        if "note" in row:
-            print(row["note"])
-    print(f"wrote {job.out}/results.json, early_exit.png, maps.safetensors, maps.json")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
 
 
 if __name__ == "__main__":

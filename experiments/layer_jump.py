@@ -20,6 +20,7 @@ from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, metric_rows
 from jmat.maps import Identity
+from jmat.notes import Predictions, noted
 from jmat.plots import plot_by_layer
 from jmat.results import format_table
 
@@ -44,13 +45,17 @@ def main(argv: list[str]) -> None:
     maps, n = fitting.fit_maps(job, statistics, targets=_TARGETS.value)
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
-    values = evaluate(job.model, streams[L], shortcuts, progress="evaluate")
+    predictions = Predictions()
+    values = evaluate(job.model, streams[L], shortcuts, predictions=predictions, progress="evaluate")
     rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
     job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
+    rows = noted(rows, predictions.note())
     results = job.finish(rows)
-    plot_by_layer(results, METRICS, job.path("layer_jump.png"), title=f"{job.config['model']}: reading layer l")
+    title = f"{job.config['model']}: reading layer l"
+    figure = cli.drawn(job.path("layer_jump.png"), plot_by_layer, results, METRICS, title=title)
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
-    print(f"wrote {job.out}/results.json, layer_jump.png, maps.safetensors, maps.json")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
 
 
 if __name__ == "__main__":

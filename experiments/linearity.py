@@ -89,7 +89,8 @@ def main(argv: list[str]) -> None:
     results = job.finish(rows)
     written = plot(job, results)
     print_tables(rows)
-    print(f"wrote {', '.join(f'{job.out}/{name}' for name in ('results.json', *written))}")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{written}")
 
 
 def writes() -> list[str]:
@@ -134,9 +135,9 @@ def say_ranks(measured: Measured, width: int) -> None:
         cli.say(f"{len(short)} of {len(measured.rank)} sources have less than full rank; least {source}: {rank}")
 
 
-def plot(job: common.Job, results: dict[str, Any]) -> list[str]:
-    """Draws what there is to draw; returns the files' names."""
-    name = job.config["model"]
+def plot(job: common.Job, results: dict[str, Any]) -> str:
+    """Draws what there is to draw; returns the files' names, for the list of what was written."""
+    name, written = job.config["model"], ""
     figures = {"linearity.png": report.plot_linearity, "geometry.png": report.plot_geometry}
     figures["errors.png"] = report.plot_errors
     if FLAGS.revisions:
@@ -144,11 +145,13 @@ def plot(job: common.Job, results: dict[str, Any]) -> list[str]:
     if FLAGS.against:
         figures["difference.png"] = report.plot_difference
     for file, draw in figures.items():
-        draw(results, job.path(file), title=name if file != "difference.png" else f"{name} − {FLAGS.against}")
+        title = name if file != "difference.png" else f"{name} − {FLAGS.against}"
+        written += cli.drawn(job.path(file), draw, results, title=title)
     if FLAGS.all_pairs:
         own = {**results, "rows": report.own_rows(results["rows"])}
-        plot_r2(own, job.path("pairs.png"), metric="linearity_held_out", title=f"{name}: linearity of all pairs")
-    return [*figures, *(["pairs.png"] if FLAGS.all_pairs else [])]
+        how = {"metric": "linearity_held_out", "title": f"{name}: linearity of all pairs"}
+        written += cli.drawn(job.path("pairs.png"), plot_r2, own, **how)
+    return written
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:

@@ -21,8 +21,10 @@ from experiments import cli, common
 from jmat.capture import capture, stream_sites
 from jmat.data.corpus import sentences_fingerprint
 from jmat.files import save_atomically
+from jmat.forward import logits
 from jmat.jumps import fit_jumps
 from jmat.maps import Identity, Linear, load_maps
+from jmat.notes import Predictions, noted
 from jmat.peek.page import page
 from jmat.peek.predictions import all_positions, format_peek, peek, peek_rows
 
@@ -38,6 +40,8 @@ _TOP = flags.DEFINE_integer("top", 5, "How many of the most probable tokens to s
 _MAPS = flags.DEFINE_string("maps", None, "Folder with maps that layer_jump saved for this model; default: fit them.")
 
 WRITES = ("peek.json", "peek.html")
+_READ = 256  # positions at which the full model's predictions are compared with one another
+
 DEFAULT_SENTENCES = (
     "Return a new array of the same ___ as the input.",
     "If the file does not ___, an error is raised.",
@@ -66,12 +70,16 @@ def main(argv: list[str]) -> None:
     name = pathlib.Path(job.config["model"]).name
     found = peek(job.model, job.tokenizer, sentences, split, streams, shortcuts, name=name, top=_TOP.value)
     read = {"maps": _MAPS.value} if _MAPS.value else job.text()
-    job.finish(peek_rows(found), text={**read, "sentences": sentences_fingerprint(sentences)})
+    predictions = Predictions()
+    predictions.add(logits(job.model, streams[L][:_READ]))
+    rows = noted(peek_rows(found), predictions.note())
+    job.finish(rows, text={**read, "sentences": sentences_fingerprint(sentences)})
     text = json.dumps(found, ensure_ascii=False, indent=1) + "\n"
     save_atomically(job.path("peek.json"), lambda path: path.write_text(text, "utf-8"))
     save_atomically(job.path("peek.html"), lambda path: path.write_text(page(found), "utf-8"))
     for number in range(len(found["sentences"])):
         print(format_peek(found, number), end="\n\n")
+    cli.print_notes(rows)
     print(f"wrote {job.out}/results.json, peek.json; open {job.out}/peek.html in a browser")
 
 

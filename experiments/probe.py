@@ -50,13 +50,16 @@ def main(argv: list[str]) -> None:
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
     layers = dict.fromkeys(row["layer"] for row in by_layer)
     level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
-    drawn = {**results, "rows": [*by_layer, *level]}
-    plot_by_layer(drawn, ("accuracy",), job.path("probe.png"), title=f"{job.config['model']}: probes")
+    shown = {**results, "rows": [*by_layer, *level]}
+    figure = cli.drawn(
+        job.path("probe.png"), plot_by_layer, shown, ("accuracy",), title=f"{job.config['model']}: probes"
+    )
     print(format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",)))
     for row in rows:
         if "layer" not in row:
             print(f"{row['map']}: {row['value']:.3f}")
-    print(f"wrote {job.out}/results.json, probe.png")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figure}")
 
 
 def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
         rows += score_rows(method, how.score, [scored for _, scored in steps])
         maps |= {map_name(method, stretch): linear for stretch, linear in pruned[method][-1].maps.items()}
     rows += pruned_rows(job.model, text, pruned, seed=job.config["seed"], progress="evaluate", **batch)
-    wrote = ["results.json", "prune.png"]
+    wrote = []
     if maps:
         job.save_maps(maps)
         wrote += ["maps.safetensors", "maps.json"]
@@ -100,11 +100,13 @@ def main(argv: list[str]) -> None:
         save_pruned(job.path("model"), job.model, methods[0], last.removed, last.maps, job.maps_info(), **source)
         wrote.append("model")
     results = job.finish(rows)
-    plot_prune(results, job.path("prune.png"), title=f"{job.config['model']}: blocks removed by {settings['score']}")
+    title = f"{job.config['model']}: blocks removed by {settings['score']}"
+    figure = cli.drawn(job.path("prune.png"), plot_prune, results, title=title)
     print("scores of the whole model's blocks")
     print(format_table(rows, index="layer", columns=("score",), metrics=("block_score",)), end="\n\n")
     print(format_table(rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False))
-    print(f"wrote {job.out}/{', '.join(wrote)}")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/{', '.join([f'results.json{figure}', *wrote])}")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,14 @@ def main(argv: list[str]) -> None:
     rows = r2_rows(streams, maps, drawn, progress="evaluate")
     job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
     results = job.finish(rows)
-    plot_r2(results, job.path("r2.png"), title=f"{job.config['model']}: r2 of layer j from layer i")
+    title = f"{job.config['model']}: r2 of layer j from layer i"
+    figure = cli.drawn(job.path("r2.png"), plot_r2, results, title=title)
     for name in ("mat", "id"):
         print(f"\nr2 of {name}: layer i (down) to target j (across)")
         shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]
         print(format_table(shown, index="layer", columns=("target",), metrics=("r2",)))
-    print(f"wrote {job.out}/results.json, r2.png, maps.safetensors, maps.json")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
 
 
 if __name__ == "__main__":

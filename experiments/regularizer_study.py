@@ -69,14 +69,17 @@ def main(argv: list[str]) -> None:
             rows += reported(name, found, wanted)
             hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
     results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
-    plot_by_layer(results, BY_LAYER, claim.path(FIGURE), title="the same model under different penalties")
+    title = "the same model under different penalties"
+    figure = cli.drawn(claim.path(FIGURE), plot_by_layer, results, BY_LAYER, title=title)
     for metric in BY_LAYER:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
     wide = max(len(row["map"]) for row in rows)
     for row in rows:
         if "layer" not in row:
-            print(f"{row['map']:<{wide}}  {row['metric']:<18}{row['value']:.4f}")
-    print(f"wrote {out}/results.json, regularizer_study.png")
+            value = "-" if row["value"] is None else f"{row['value']:.4f}"
+            print(f"{row['map']:<{wide}}  {row['metric']:<18}{value}")
+    cli.print_notes(rows)
+    print(f"wrote {out}/results.json{figure}")
 
 
 def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]]:

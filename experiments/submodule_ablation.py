@@ -20,6 +20,7 @@ from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity
+from jmat.notes import Predictions, noted
 from jmat.plots import plot_by_layer
 from jmat.progress import track
 from jmat.r2 import resamples
@@ -68,21 +69,26 @@ def main(argv: list[str]) -> None:
     jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept)
     if "mat" in names:
         shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), held_out[streams[l]]) for l in layers}
-    values = evaluate(job.model, held_out[streams[L]], shortcuts, targets=job.next_tokens(), progress="evaluate")
+    predictions = Predictions()
+    values = evaluate(
+        job.model,
+        held_out[streams[L]],
+        shortcuts,
+        targets=job.next_tokens(),
+        predictions=predictions,
+        progress="evaluate",
+    )
     sentences, seed = job.examples.eval.rows, job.config["seed"]
-    rows = metric_rows(values, L, groups=sentences, seed=seed)
+    rows = noted(metric_rows(values, L, groups=sentences, seed=seed), predictions.note())
     rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, sentences, seed=seed))
     tensors = {f"{part}.{i}": linear for (part, i), linear in part_maps.items()}
     job.save_maps(tensors | {f"mat.{i}.{j}": m for (i, j), m in jumps.items()})
     results = job.finish(rows)
     title = f"{job.config['model']}: sub-modules replaced from layer l on"
-    plot_by_layer(results, METRICS, job.path("submodule_ablation.png"), title=title)
+    figure = cli.drawn(job.path("submodule_ablation.png"), plot_by_layer, results, METRICS, title=title)
     print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS[:1]))
-    for note in dict.fromkeys(
-        f"{row['map']} from layer {row['layer']}: {row['note']}" for row in rows if "note" in row
-    ):
-        print(note)
-    print(f"wrote {job.out}/results.json, submodule_ablation.png, maps.safetensors, maps.json")
+    cli.print_notes(rows)
+    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def main(argv: list[str]) -> None:
     for index in ("text", "task"):
         if any(index in row for row in rows):
             print(format_table(rows, index=index, columns=("metric",), intervals=True))
+    cli.print_notes(rows)
     print(f"wrote {out}/results.json")
 
 

@@ -16,7 +16,8 @@ from numpy import ndarray
 
 from jmat.jumps import evaluate, metric_rows
 from jmat.maps import Identity, Linear
-from jmat.metrics import r2_score
+from jmat.metrics import r2_score, varying
+from jmat.notes import DOES_NOT_VARY, OVERFLOWS, Predictions, noted
 from jmat.plots import draw, key, legend, line
 from jmat.progress import track
 from jmat.regression import factorise_each
@@ -99,26 +100,40 @@ def cross_rows(
         key = f"mat {number}"
         labels[key] = {"fit_corpus": fit.corpus, "eval_corpus": corpus, "n_fit": fit.n, "map": "mat"}
         shortcuts |= {(key, layer): (fit.maps[layer], held_out[layer]) for layer in layers}
-    values = evaluate(model, held_out[final], shortcuts, progress=progress)
+    predictions = Predictions()
+    values = evaluate(model, held_out[final], shortcuts, predictions=predictions, progress=progress)
     rows = [
         {**labels[row["map"]], **{name: value for name, value in row.items() if name != "map"}}
-        for row in metric_rows(values, final, groups=groups, seed=seed)
+        for row in noted(metric_rows(values, final, groups=groups, seed=seed), predictions.note())
         if row["metric"] in METRICS
     ]
+    target = held_out[final]
+    constant = not varying(target).any()
     for (key, layer), (shortcut, stream) in shortcuts.items():
-        score = r2_score(held_out[final], np.asarray(shortcut(stream)))
-        figure = {"layer": layer, "target": final, "metric": "r2", "value": score, "n": len(stream)}
-        rows.append({**labels[key], **figure})
+        row = {**labels[key], "layer": layer, "target": final, "metric": "r2", "n": len(stream)}
+        figure = {"value": None, "note": DOES_NOT_VARY} if constant else _r2(target, np.asarray(shortcut(stream)))
+        rows.append(row | figure)
     return rows
 
 
+def _r2(target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"]) -> dict[str, Any]:
+    """The fields of a row: a map that overflows has no r2."""
+    if not np.isfinite(predicted).all():
+        return {"value": None, "note": OVERFLOWS}
+    return {"value": r2_score(target, predicted)}
+
+
 def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The mean of every metric over the source layers: one row for each fit, evaluation corpus and metric."""
-    values: dict[tuple[Any, ...], list[float]] = {}
+    """The mean of every metric over the source layers: one row for each fit, evaluation corpus and metric.
+
+    It has no value where one of the layers has none.
+    """
+    values: dict[tuple[Any, ...], list[float | None]] = {}
     keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")
     for row in rows:
         values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
-    return [{**dict(zip(keys, key, strict=True)), "value": float(np.mean(found))} for key, found in values.items()]
+    means = {key: None if None in each else float(np.mean(each)) for key, each in values.items()}
+    return [{**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +153,8 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
     metrics = ("precision@1", "precision@10", "r2")
     across = _corpora(rows)
     down, labels = [*across, None], _labels(across)
-    found = {(r["metric"], r["fit_corpus"], r["eval_corpus"]): r["value"] for r in rows if r["n_fit"] in (0, most)}
+    shown = [r for r in rows if r["n_fit"] in (0, most) and r["value"] is not None]
+    found = {(r["metric"], r["fit_corpus"], r["eval_corpus"]): r["value"] for r in shown}
 
     def fill(figure: Figure) -> None:
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
@@ -170,7 +186,7 @@ def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], acro
 
 def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
     """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
-    rows = over_layers(results["rows"])
+    rows = [row for row in over_layers(results["rows"]) if row["value"] is not None]
     corpora = _corpora(rows)
     labels = _labels(corpora)
     metrics = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "r2, cut off at −1"}

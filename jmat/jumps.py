@@ -13,6 +13,7 @@ from numpy import ndarray
 from jmat.forward import logits
 from jmat.maps import Linear
 from jmat.metrics import bootstrap_mean, compare, confidences, cross_entropy
+from jmat.notes import Predictions, estimate, with_note
 from jmat.progress import track
 from jmat.regression import Solution, factorise_each
 
@@ -64,6 +65,7 @@ def evaluate(
     *,
     targets: Int[ndarray, " N"] | None = None,
     words: Int[ndarray, " W"] | None = None,
+    predictions: Predictions | None = None,
     examples_per_batch: int = 256,
     progress: str | None = None,
 ) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
@@ -75,6 +77,7 @@ def evaluate(
       shortcuts: (map's name, source layer) → (map, the stream it reads).
       targets: the tokens that the text has there, -1 where it has none: adds `cross_entropy` (NaN there).
       words: a short list of the vocabulary: adds `short_gap`, the confidence read over these words alone.
+      predictions: collects what the full model predicts, to tell whether that depends on the text.
       examples_per_batch: logits of so many examples are held at once.
       progress: what the progress bar says; None shows none.
 
@@ -86,6 +89,8 @@ def evaluate(
     parts: dict[tuple[str, int], list[dict[str, ndarray]]] = {key: [] for key in shortcuts}
     for start in track(range(0, N, examples_per_batch), progress):
         full = logits(model, _rows(final, start, examples_per_batch))
+        if predictions is not None:
+            predictions.add(full, np.arange(start, start + examples_per_batch) < N)
         now = None if targets is None else _rows(targets, start, examples_per_batch)
         for key, (shortcut, stream) in shortcuts.items():
             short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
@@ -117,29 +122,53 @@ def metric_rows(
     """Means with 95 % bootstrap intervals over the examples, or whole groups of them, as rows of results.json.
 
     Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`. A shortcut whose logits
-    are not finite at some example has no figures: the values of its rows are None, and a note says why.
+    are not finite at some example has no figures: the values of its rows are None, and a note says why. Notes also say
+    where there is no interval, and where the shortcut's two most likely tokens are equally likely.
     """
-    rows = []
-    figures: list[tuple[str, Any, Any, Any, int]]
+    rows: list[dict[str, Any]] = []
     for (name, layer), read in values.items():
         if bad := np.count_nonzero(~np.isfinite(read["surprisal"])):
             note = f"the logits are not finite at {bad} of {len(read['surprisal'])} examples"
             label = {"map": name, "layer": layer, "target": target, "n": len(read["surprisal"]), "note": note}
             rows += [{**label, "metric": metric, "value": None} for metric in METRICS]
             continue
-        metrics = {metric: read[metric] for metric in METRICS}
-        columns = np.stack(list(metrics.values()), axis=1).astype(np.float64)
-        mean, low, high = bootstrap_mean(columns, groups=groups, seed=seed)
-        figures = [(metric, mean[k], low[k], high[k], len(read[metric])) for k, metric in enumerate(metrics)]
+        row = {"map": name, "layer": layer, "target": target}
+        finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]  # the divergence can be infinite
+        columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
+        figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
+        estimates = {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
+        tied = _tie_note(read)
+        for metric in METRICS:
+            figure = {"metric": metric, **estimates.get(metric, estimate(np.inf, np.inf, np.inf)), "n": len(columns)}
+            rows.append(with_note(row | figure, tied if metric.startswith(("precision", "surprisal")) else None))
         if "cross_entropy" in read:
             known = ~np.isnan(read["cross_entropy"])
-            nats, those = read["cross_entropy"][known].astype(np.float64), None if groups is None else groups[known]
-            mean, low, high = np.exp(bootstrap_mean(nats, groups=those, seed=seed))
-            figures.append(("perplexity", mean, low, high, len(nats)))
-        for metric, *figure, n in figures:
-            row = {"map": name, "layer": layer, "target": target, "metric": metric}
-            rows.append(row | dict(zip(("value", "low", "high"), map(float, figure), strict=True)) | {"n": n})
+            rows.append(
+                row | _perplexity(read["cross_entropy"][known], None if groups is None else groups[known], seed)
+            )
     return rows
+
+
+def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
+    """How many of a shortcut's predictions are one of several that are equally likely."""
+    tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0
+    if not tied:
+        return None
+    return f"at {tied} of {len(read['gap'])} examples the two most likely tokens are equally so: the lower id counts"
+
+
+def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> dict[str, Any]:
+    """The fields of a row of the perplexity of the text's own tokens."""
+    if len(nats) == 0:
+        return {
+            "metric": "perplexity",
+            "value": None,
+            "n": 0,
+            "note": "every example is the last token of its sentence",
+        }
+    with np.errstate(over="ignore"):
+        mean, low, high = np.exp(bootstrap_mean(nats.astype(np.float64), groups=groups, seed=seed))
+    return {"metric": "perplexity", **estimate(mean, low, high), "n": len(nats)}
 
 
 def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:

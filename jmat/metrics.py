@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 # Resamples are drawn in chunks of about this many counts (16 MB).
 _CHUNK = 2_000_000
@@ -119,6 +119,13 @@ def r2_score(
     return float(np.average(scores, weights=spread if variance_weighted and varies.any() else None))
 
 
+def varying(values: Float[Array | np.ndarray, "N D"]) -> Bool[np.ndarray, " D"]:
+    """Which coordinates differ between examples, by any amount: the others have no R²."""
+    if len(values) == 0:
+        return np.zeros(values.shape[1], bool)
+    return np.asarray(values.max(axis=0) != values.min(axis=0))
+
+
 def bootstrap_mean(
     values: Float[Array | np.ndarray, "N *M"],
     *,
@@ -130,7 +137,8 @@ def bootstrap_mean(
     """Mean over the examples with its percentile bootstrap interval: `(mean, low, high)`, in float64.
 
     All columns are resampled together, so a difference of columns may be given as one more column: it is then paired.
-    `groups` are resampled whole: the examples of one sentence are no independent ones.
+    `groups` are resampled whole: the examples of one sentence are no independent ones. A single example, or group, has
+    no interval: `low` and `high` are NaN.
 
     Raises ValueError if there are no examples, or a value is not finite: leaving such examples out would be a choice.
     """
@@ -139,6 +147,9 @@ def bootstrap_mean(
         raise ValueError(f"expected 0 < confidence < 1 and samples >= 1, got {confidence} and {samples}")
     _check_finite("values", data)
     mean = np.asarray(data.mean(axis=0))
+    if len(np.unique(np.arange(len(data)) if groups is None else groups)) < 2:
+        unknown = np.full_like(mean, np.nan)
+        return mean, unknown, unknown
     flat = (data - mean).reshape(len(data), -1)
     chunks = _count_chunks(len(data), samples, seed, groups)
     shifts = np.concatenate([counts @ flat / counts.sum(1, keepdims=True) for counts in chunks])
@@ -159,10 +170,22 @@ def bootstrap_ratio(
 ) -> tuple[float, float, float]:
     """`Σ sums / Σ counts` with its 95 % interval, `(value, low, high)`: a mean over parts of unequal sizes.
 
-    `drawn` says how often each part is drawn (`bootstrap_counts`).
+    `drawn` says how often each part is drawn (`bootstrap_counts`). A single part has no interval: NaN.
     """
-    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
-    return float(sums.sum() / counts.sum()), float(low), float(high)
+    low, high = percentiles((drawn @ sums) / (drawn @ counts), drawn)
+    return float(sums.sum() / counts.sum()), low, high
+
+
+def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]) -> tuple[float, float]:
+    """The ends of the 95 % interval of a figure under bootstrap resamples.
+
+    NaN where there is nothing to resample, all draws being of one sentence, and where the figure is not finite under
+    some resample.
+    """
+    if not np.isfinite(values).all() or (drawn == drawn[:1]).all():
+        return float("nan"), float("nan")
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _count_chunks(

@@ -20,6 +20,11 @@ from jmat.files import save_atomically
 
 Row = Mapping[str, Any]
 
+
+class NothingToDrawError(ValueError):
+    """The results hold no value that a figure shows."""
+
+
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the
 # markers also survive a black-and-white printer.
 _LOOKS = {
@@ -64,13 +69,13 @@ def plot_by_layer(
 
     Rows with a `layer` and a `target` are drawn; those of single heads (`mat_head.3`) are left out.
 
-    Raises ValueError if there is nothing to draw for a metric.
+    Raises NothingToDrawError if there is nothing to draw for a metric.
     """
     rows = [row for row in results["rows"] if {"layer", "target"} <= row.keys() and "_head." not in row["map"]]
     rows = [row for row in rows if row["metric"] in metrics and row["value"] is not None]
     missing = set(metrics) - {row["metric"] for row in rows}
     if missing or not metrics:
-        raise ValueError(f"no rows by layer for {', '.join(sorted(missing)) or 'no metrics'}: nothing to draw")
+        raise NothingToDrawError(f"no rows by layer for {', '.join(sorted(missing)) or 'no metrics'}: nothing to draw")
     looks = _looks(rows)
 
     def fill(figure: Figure) -> None:
@@ -96,12 +101,12 @@ def plot_by_layer(
 def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "", metric: str = "r2") -> None:
     """Heat maps side by side, one a map: source layer i down, target j across, r2 in colour and, if it fits, in digits.
 
-    Raises ValueError if there is nothing to draw.
+    Raises NothingToDrawError if there is nothing to draw.
     """
     rows = [row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")]
     rows = [row for row in rows if row["value"] is not None]
     if not rows:
-        raise ValueError(f"no rows of {metric} for mat or id: nothing to draw")
+        raise NothingToDrawError(f"no rows of {metric} for mat or id: nothing to draw")
     names = [name for name in ("mat", "id") if any(row["map"] == name for row in rows)]
     L = max(row["target"] for row in rows)
     grids = {name: np.full((L, L), np.nan) for name in names}
@@ -123,7 +128,7 @@ def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str 
 def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
     """Precision@1 against mean blocks run, and against FLOPs: dynamic exit, cheap check and fixed exit, `mat` and `id`.
 
-    Raises ValueError if there is nothing to draw.
+    Raises NothingToDrawError if there is nothing to draw.
     """
     # confidence → the key of a row's setting, line style, and how it reads in the legend
     kinds: dict[str, tuple[str, Any, str]] = {
@@ -133,7 +138,7 @@ def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, tit
     }
     rows = [row for row in results["rows"] if row.get("confidence") in kinds and row["value"] is not None]
     if not rows:
-        raise ValueError("no early-exit rows: nothing to draw")
+        raise NothingToDrawError("no early-exit rows: nothing to draw")
     looks = _looks(rows, names=("mat", "id"))
 
     def fill(figure: Figure) -> None:

@@ -14,7 +14,8 @@ from numpy import ndarray
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
 from jmat.data.sampling import tokenize_each
-from jmat.metrics import bootstrap_mean
+from jmat.metrics import bootstrap_mean, varying
+from jmat.notes import estimate, with_note
 from jmat.progress import track
 
 CLASSIFIERS = ("ridge", "logistic")
@@ -115,15 +116,22 @@ def probe_rows(
     """
     kinds, counts = check_labels(labels["fit"])
     right = {layer: _right(fit[layer], held_out[layer], labels, classifier) for layer in track(list(fit), progress)}
-    majority = labels["eval"] == kinds[counts.argmax()]
+    most = kinds[counts == counts.max()]
+    majority = np.isin(labels["eval"], most) / len(most)
     mean, low, high = bootstrap_mean(
         np.stack([*right.values(), majority], axis=1).astype(np.float64), groups=groups, seed=seed
     )
     names: list[dict[str, Any]] = [*({"map": classifier, "layer": layer} for layer in right), {"map": "majority"}]
-    return [
-        {**name, "metric": "accuracy", "value": float(m), "low": float(l), "high": float(h), "n": len(majority)}
-        for name, m, l, h in zip(names, mean, low, high, strict=True)
+    still = "the stream of this layer is the same at all examples to fit on: nothing can be read off it"
+    constant = {layer: still for layer, stream in fit.items() if not varying(stream).any()}
+    rows = [
+        with_note(
+            {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)}, constant.get(name.get("layer"))
+        )
+        for name, *figure in zip(names, mean, low, high, strict=True)
     ]
+    tied = f"the labels {', '.join(map(repr, most.tolist()))} are equally frequent: the mean over them"
+    return [*rows[:-1], with_note(rows[-1], tied if len(most) > 1 else None)]
 
 
 def check_labels(labels: Shaped[ndarray, " N"]) -> tuple[Shaped[ndarray, " K"], Int[ndarray, " K"]]:

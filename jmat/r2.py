@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from jmat.maps import Linear
-from jmat.metrics import bootstrap_counts
+from jmat.metrics import bootstrap_counts, percentiles, varying
+from jmat.notes import DOES_NOT_VARY, estimate, with_note
 from jmat.progress import track
 
 # A coordinate is an outlier where its standard deviation is this many times the median coordinate's.
@@ -55,7 +56,7 @@ def pair_rows(
 
     Metrics: `r2` (uniform mean over the coordinates, as in Din et al.), `r2_weighted` (by the coordinates' variances),
       `r2_no_outliers` (uniform, coordinates of outlying variance left out), `r2_no_first` (uniform, examples at
-      position 0 left out).
+      position 0 left out). The value is None, with a note, where no coordinate of the target varies.
     """
     scores = _scores(target, predicted, drawn.everywhere)
     later = drawn.is_later
@@ -63,18 +64,34 @@ def pair_rows(
         scores["r2_no_first"] = _scores(target[later], predicted[later], drawn.later)["r2"]
     rows = []
     for metric, values in scores.items():
-        low, high = np.percentile(values[1:], [2.5, 97.5])
-        n = int(later.sum()) if metric == "r2_no_first" else len(target)
-        rows.append(
-            {**label, "metric": metric, "value": float(values[0]), "low": float(low), "high": float(high), "n": n}
-        )
+        first = metric != "r2_no_first"
+        row = {**label, "metric": metric, "n": len(target) if first else int(later.sum())}
+        varies = varying(target if first else target[later])
+        if not varies.any():
+            rows.append({**row, "value": None, "note": DOES_NOT_VARY})
+            continue
+        ends = percentiles(values[1:], (drawn.everywhere if first else drawn.later)[1:])
+        row |= estimate(values[0], *ends)
+        rows.append(row if metric == "r2_weighted" else with_note(row, _constant_note(varies)))
     return rows
+
+
+def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
+    """What a uniform mean counts where some coordinates of the target do not vary."""
+    constant = int((~varies).sum())
+    if constant == 0:
+        return None
+    return (
+        f"{constant} of {len(varies)} coordinates of the target do not vary: each counts 1 where it is predicted "
+        "exactly, else 0, as in scikit-learn"
+    )
 
 
 def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
     """The coordinates that are not outliers (GPT-2 has a few whose spread is hundreds of times that of the others)."""
     spread = stream.std(0, dtype=np.float64)
-    return spread <= OUTLIER * np.median(spread)
+    varies = varying(stream)
+    return spread <= OUTLIER * np.median(spread[varies] if varies.any() else spread)
 
 
 def _counts(groups: Int[ndarray, " N"], samples: int, seed: int) -> Float[ndarray, "S N"]:
@@ -90,12 +107,21 @@ def _scores(
     predicted: Float[ndarray, "N D"],
     counts: Float[ndarray, "S N"],
 ) -> dict[str, Float[ndarray, " S"]]:
-    """r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`."""
+    """r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no coordinate varies."""
     centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
-    total = counts @ np.square(centred) - np.square(counts @ centred) / counts.sum(1, keepdims=True)
+    squares = counts @ np.square(centred)
+    total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)
+    # The mean of equal numbers may differ from them by rounding, and so may a sum of squares from that of the mean.
+    total = np.where(varying(target) & (total > 1e-13 * squares), total, 0)
     error = counts @ np.square(target.astype(np.float64) - predicted)
     # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.
     exact = np.where(error == 0, 1.0, 0.0)
     each = np.where(total > 0, 1 - error / np.where(total > 0, total, 1), exact)
-    weighted = 1 - error.sum(1) / np.maximum(total.sum(1), np.finfo(np.float64).tiny)
-    return {"r2": each.mean(1), "r2_weighted": weighted, "r2_no_outliers": each[:, usual_coordinates(target)].mean(1)}
+    varies, whole = (total > 0).any(1), total.sum(1)
+    usual = each[:, usual_coordinates(target)]
+    scores = {
+        "r2": each.mean(1),
+        "r2_weighted": 1 - error.sum(1) / np.where(varies, whole, 1),
+        "r2_no_outliers": usual.mean(1),
+    }
+    return {metric: np.where(varies, values, np.nan) for metric, values in scores.items()}

@@ -27,6 +27,7 @@ from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
 from jmat.forward import logits, run
 from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
+from jmat.notes import Predictions, estimate, noted, with_note
 from jmat.progress import track
 from jmat.prune.measure import Text, text_batches
 from jmat.sites import Site
@@ -59,7 +60,16 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
     expected = (
         '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
     )
-    return read_json_lines(name_or_path, _question, expected)
+    return read_json_lines(name_or_path, _own_question, expected)
+
+
+def _own_question(fields: Mapping[str, Any]) -> Question:
+    """A question of a user's file, whose choices differ: two equal ones cannot be told apart by their likelihoods."""
+    question = _question(fields)
+    choices = [choice.strip() for choice in question.choices]
+    if twice := [choice for choice in choices if choices.count(choice) > 1]:
+        raise ValueError(f"the choice {twice[0]!r} is there twice")
+    return question
 
 
 def _question(fields: Mapping[str, Any]) -> Question:
@@ -99,6 +109,7 @@ def log_likelihoods(
     *,
     sites: Mapping[str, Site] | None = None,
     tokens_per_batch: int = 4096,
+    predictions: Predictions | None = None,
     progress: str | None = None,
 ) -> Float[ndarray, " N"]:
     """Σ ln p(token | those before it) of each passage's scored tokens, in nats; the first token is never scored.
@@ -108,6 +119,7 @@ def log_likelihoods(
       passages: none longer than the model's positions.
       sites: what stands in for parts of the model, as for `jmat.run`.
       tokens_per_batch: padded tokens in one forward pass.
+      predictions: collects what the model predicts, to tell whether that depends on the text.
       progress: what the progress bar says; None shows none.
 
     Raises:
@@ -128,7 +140,10 @@ def log_likelihoods(
         scored = (column >= first[index, None]) & (column < batch.lengths[:, None]) & real[:, None]
         targets = np.where(scored, np.roll(batch.tokens, -1, axis=1), -1).astype(np.int32)
         x, _ = run(model, batch.tokens, sites=sites, mask=padding_mask(batch))
-        totals[index[real]] = -np.asarray(_nats(logits(model, x), jnp.asarray(targets)), np.float64)[real]
+        scores = logits(model, x)
+        if predictions is not None:
+            predictions.add(scores, scored)
+        totals[index[real]] = -np.asarray(_nats(scores, jnp.asarray(targets)), np.float64)[real]
     if not np.isfinite(totals).all():
         raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
     return totals
@@ -154,45 +169,56 @@ def text_rows(
     if not pieces:
         raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
     passages = [Passage(np.asarray(ids, np.int32), 1) for _, ids in pieces]
-    nats, rows = -log_likelihoods(model, passages, **settings), np.array([row for row, _ in pieces])
+    predictions = Predictions()
+    nats = -log_likelihoods(model, passages, predictions=predictions, **settings)
+    rows = np.array([row for row, _ in pieces])
     sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
     np.add.at(sums, rows, nats)
     np.add.at(counts, rows, [len(ids) - 1 for _, ids in pieces])
     sums, counts = sums[counts > 0], counts[counts > 0]
-    value, low, high = np.exp(bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed)))
-    row = {"text": name, "metric": "perplexity", "value": float(value), "low": float(low), "high": float(high)}
-    return [row | {"n": int(counts.sum()), "lines": len(sums)}]
+    with np.errstate(over="ignore"):
+        figures = np.exp(bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed)))
+    row = {"text": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum()), "lines": len(sums)}
+    return noted([row], predictions.note())
 
 
 def task_rows(
     model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
 ) -> list[dict[str, Any]]:
-    """`accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing."""
-    values = answers(model, tokenizer, questions, **settings)
-    columns = {
-        "accuracy": [chosen == q.answer for chosen, q in zip(values[0], questions, strict=True)],
-        "accuracy_norm": [chosen == q.answer for chosen, q in zip(values[1], questions, strict=True)],
-    }
+    """`accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
+
+    Where k choices have the highest likelihood, each counts as 1/k of an answer.
+    """
+    predictions = Predictions()
+    scores = choice_scores(model, tokenizer, questions, predictions=predictions, **settings)
     rows = []
-    for metric, hits in columns.items():
-        mean, low, high = bootstrap_mean(np.array(hits, np.float64), seed=seed)
-        row = {"task": name, "metric": metric, "value": float(mean), "low": float(low), "high": float(high)}
-        rows.append(row | {"n": len(questions)})
+    for metric, of_questions in zip(("accuracy", "accuracy_norm"), scores, strict=True):
+        best = [best_choices(of_one) for of_one in of_questions]
+        hits = [float(q.answer in chosen) / len(chosen) for chosen, q in zip(best, questions, strict=True)]
+        figure = estimate(*bootstrap_mean(np.array(hits), seed=seed))
+        row = {"task": name, "metric": metric, **figure, "n": len(questions)}
+        tied = sum(len(chosen) > 1 for chosen in best)
+        note = f"in {tied} of {len(questions)} questions the best of k choices are equally likely: each counts 1/k"
+        rows.append(with_note(row, note if tied else None))
     chance = float(np.mean([1 / len(q.choices) for q in questions]))
-    return [*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}]
+    return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
 
 
-def answers(
+def choice_scores(
     model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
-) -> tuple[Int[ndarray, " N"], Int[ndarray, " N"]]:
-    """The choice that each question gets: of highest log-likelihood, and of highest log-likelihood per character."""
+) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
+    """The log-likelihoods of every question's choices, in nats, and the same per character of the choice."""
     limit = model.config.num_positions
     pairs = [(q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices]
     scores = log_likelihoods(model, [_encode(tokenizer, *pair, limit) for pair in pairs], **settings)
     sizes = np.array([len(choice) for _, choice in pairs], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
-    whole, per_character = np.split(scores, ends), np.split(scores / sizes, ends)
-    return np.array([s.argmax() for s in whole]), np.array([s.argmax() for s in per_character])
+    return np.split(scores, ends), np.split(scores / sizes, ends)
+
+
+def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
+    """The choices of highest score, several where they are equal up to the rounding of float32."""
+    return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
 def _encode(tokenizer: Any, prompt: str, choice: str, limit: int) -> Passage:

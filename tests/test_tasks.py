@@ -57,7 +57,8 @@ def test_log_likelihoods_and_answers(loaded, task):
     found = tasks.log_likelihoods(model, passages, tokens_per_batch=64)
     np.testing.assert_allclose(found[:2], [by_hand(model, *pair) for pair in expected[:2]], rtol=1e-4)
     sizes = [len(choice) for question in questions for choice in question.choices]
-    whole, per_character = tasks.answers(model, tokenizer, questions)
+    of_questions = tasks.choice_scores(model, tokenizer, questions)
+    whole, per_character = (np.concatenate([tasks.best_choices(scores) for scores in each]) for each in of_questions)
     assert whole.tolist() == [found[:2].argmax(), found[2:].argmax()]
     assert per_character.tolist() == [(found / sizes)[:2].argmax(), (found / sizes)[2:].argmax()]
     assert per_character.tolist() == [0, 1]  # what a model that has read docstrings says

@@ -24,6 +24,7 @@ from jmat.early_exit.thresholds import (
     outcome,
 )
 from jmat.forward import logits
+from jmat.notes import estimate, with_note
 from jmat.timing import medians
 
 Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect
@@ -85,9 +86,11 @@ def saved_rows(
         for level in LEVELS:
             for name, (value, low, high) in layers_saved(pair, blocks, level, groups=sentences, seed=seed).items():
                 n = next(iter(pair.values())).hits.shape[1]
-                row = {"map": name, "confidence": kind, "metric": f"layers_saved@{level:.2f}", "value": value}
-                note = f"{name} ({kind}): saves {value:.1%} [{low:.1%}, {high:.1%}] of the blocks at {level:.0%}"
-                rows.append(row | {"low": low, "high": high, "n": n} | ({"note": note} if kind == "gap" else {}))
+                row = {"map": name, "confidence": kind, "metric": f"layers_saved@{level:.2f}", "n": n}
+                row |= estimate(value, low, high)
+                ends = f" [{low:.1%}, {high:.1%}]" if "low" in row else ""
+                note = f"{name} ({kind}): saves {value:.1%}{ends} of the blocks at {level:.0%}"
+                rows.append(with_note(row, note) if kind == "gap" else row)
     return rows
 
 
@@ -102,6 +105,11 @@ def calibration_rows(
     first = np.unique(sentences, return_index=True)[1]
     even, odd = first[::2], first[1::2]
     for name in ("mat", "id"):
+        if len(odd) == 0:
+            note = f"{name}: one sentence is too few to calibrate a lambda on one half and to verify it on the other"
+            label = {"map": name, "confidence": "gap", "delta": delta, "epsilon": epsilon}
+            rows.append({**label, "metric": "calibrated_lambda", "value": None, "note": note})
+            continue
         grid, result = outcomes[name, "gap"]
         fitted = Outcome(result.layers[:, even], result.hits[:, even])
         lam = calibrate(fitted, grid, delta=delta, epsilon=epsilon)

@@ -12,6 +12,7 @@ from jmat.data.examples import Split
 from jmat.early_exit.thresholds import BERT_POSITION, at_exit, paper_thresholds, patience
 from jmat.flops import exit_flops
 from jmat.metrics import bootstrap_mean
+from jmat.notes import estimate
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 # Thresholds of the confidences that the paper does not use, from safe to bold.
@@ -79,8 +80,7 @@ def exit_rows(
     columns = np.concatenate([np.asarray(v, np.float64).T for v in values.values()], axis=1)
     mean, low, high = (stat.reshape(len(values), -1) for stat in bootstrap_mean(columns, groups=split.rows, seed=seed))
     return [
-        {"map": name, **label, "metric": metric, "value": float(mean[m, s]), "low": float(low[m, s])}
-        | {"high": float(high[m, s]), "n": len(tokens)}
+        {"map": name, **label, "metric": metric, **estimate(mean[m, s], low[m, s], high[m, s]), "n": len(tokens)}
         for s, label in enumerate(labels)
         for m, metric in enumerate(values)
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.metrics import bootstrap_counts
+from jmat.metrics import bootstrap_counts, percentiles
 
 # The paper's grid: the first always exits at layer 1, the last never.
 LAMBDAS = (-1.112, *(round(0.1 * k, 1) for k in range(11)), 1.112)
@@ -118,7 +118,7 @@ def layers_saved(
     high.
 
     Intervals are 95 % percentile bootstrap over examples, or whole groups of them, the same resamples for all maps, so
-    differences are paired.
+    differences are paired. The ends are NaN where there is but one example or group.
     """
     n = next(iter(outcomes.values())).hits.shape[1]
     weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
@@ -127,10 +127,7 @@ def layers_saved(
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             saved[f"{a} - {b}"] = saved[a] - saved[b]
-    return {
-        name: (float(v[0]), float(np.percentile(v[1:], 2.5)), float(np.percentile(v[1:], 97.5)))
-        for name, v in saved.items()
-    }
+    return {name: (float(v[0]), *percentiles(v[1:], weights[1:])) for name, v in saved.items()}
 
 
 def calibrate(outcome: Outcome, thresholds: Sequence[float], *, delta: float, epsilon: float) -> float | None:

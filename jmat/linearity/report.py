@@ -15,7 +15,8 @@ from jmat.data.examples import Split
 from jmat.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood
 from jmat.linearity.measure import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
-from jmat.plots import count_axis, draw, key, legend, line
+from jmat.notes import DOES_NOT_VARY, estimate
+from jmat.plots import NothingToDrawError, count_axis, draw, key, legend, line
 from jmat.sites import SUBMODULES
 from jmat.streaming.moments import Pair
 
@@ -27,6 +28,8 @@ GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": 
 DIMENSIONS = {"maximum_likelihood": "intrinsic_dimension", "linear_fit": "intrinsic_dimension_fit"}
 # The share of tokens by their error, from `10^a` to `10^b` times the mean spread of the target.
 ERROR_BINS = np.arange(-6.0, 2.01, 0.25)
+ZERO = "the stream is zero at every token"
+_ROUNDING = 1e-6  # of sums of squares that were rounded to float32, token by token
 # Kinds of token that occur less often say little about their mean error.
 _OFTEN = 10
 
@@ -37,12 +40,14 @@ def resampled(
     """Held-out figures of every pair under bootstrap resamples of the sentences; number 0 is the data itself.
 
     Sentences and not tokens are drawn, since tokens of one sentence are alike. The same seed draws the same sentences
-    for every model, so differences of models are paired.
+    for every model, so differences of models are paired. NaN where a target does not vary, and in all resamples of a
+    single sentence.
     """
     _, sentence = np.unique(
         np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens], return_inverse=True
     )
     S, N = int(sentence.max()) + 1, len(sentence)
+    known = np.ones(1 + samples, bool) if S > 1 else np.arange(1 + samples) == 0  # one sentence: nothing to resample
     counts = np.concatenate([np.ones((1, S)), bootstrap_counts(S, samples=samples, seed=seed)])
 
     def total(values: ndarray) -> Float[ndarray, " S"]:
@@ -51,16 +56,19 @@ def resampled(
     n = total(np.ones(N))
     found = {}
     for pair, each in measured.per_token.items():
-        error = total(each.error)
-        for metric, values, off in (
-            ("linearity_held_out", each.total, each.off_total),
-            ("linearity_without_residual_held_out", each.change, each.off_change),
+        error, fitted = total(each.error), measured.in_sample.get(pair)
+        for metric, values, off, score in (
+            ("linearity_held_out", each.total, each.off_total, fitted and fitted.score),
+            ("linearity_without_residual_held_out", each.change, each.off_change, fitted and fitted.without_residual),
         ):
             whole = total(values) - off * n / N
-            found[pair, metric] = np.where(whole > 0, 1 - error / np.where(whole > 0, whole, 1), np.nan)
+            # What is left of the squares beside float32's rounding of them, and of what varied on the fit text.
+            varies = (whole > _ROUNDING * total(values)) & np.isfinite(score or 0.0)
+            found[pair, metric] = np.where(varies & known, 1 - error / np.where(varies, whole, 1), np.nan)
         if labels[pair]["map"] == "mat":
-            found[pair, "contribution_norm"] = total(each.ratio) / n
-            found[pair, "cosine"] = total(each.cosine) / n
+            for metric, values in (("contribution_norm", each.ratio), ("cosine", each.cosine)):
+                zero = not (each.ratio.any() or each.cosine.any())
+                found[pair, metric] = np.where(known & (not zero), total(values) / n, np.nan)
     return found
 
 
@@ -77,7 +85,8 @@ def linearity_rows(
         found = measured.in_sample[pair]
         for name, score in (("linearity", found.score), ("linearity_without_residual", found.without_residual)):
             rows.append(_row(label, name, score, found.n))
-            rows.append(_row(label, f"{name}_adjusted", found.adjusted(score), found.n))
+            few = "no more tokens than dimensions" if np.isfinite(score) else DOES_NOT_VARY
+            rows.append(_row(label, f"{name}_adjusted", found.adjusted(score), found.n, note=few))
         for (of, metric), values in held_out.items():
             if of == pair:
                 rows.append(_interval_row(label, metric, values, len(measured.tokens)))
@@ -130,7 +139,7 @@ def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:
     """  # fmt: skip
     rows = []
     edges = 10.0**ERROR_BINS
-    for pair in _next_steps(labels):
+    for pair in _varying_steps(measured, labels):
         error = np.clip(_relative(measured.per_token[pair]), edges[0], edges[-1] * (1 - 1e-9))
         counts, _ = np.histogram(error, bins=edges)
         for k in np.flatnonzero(counts):
@@ -145,7 +154,10 @@ def token_rows(
     """The kinds of token that are least and most linear: `token_error`, mean over their occurrences and all steps of
     the squared error against the mean spread of the target. Rare ones, of fewer than 10 occurrences, are left out.
     """  # fmt: skip
-    error = np.mean([_relative(measured.per_token[pair]) for pair in _next_steps(labels)], axis=0)
+    steps = _varying_steps(measured, labels)
+    if not steps:
+        return []
+    error = np.mean([_relative(measured.per_token[pair]) for pair in steps], axis=0)
     ids, kind, often = np.unique(split.tokens[measured.tokens], return_inverse=True, return_counts=True)
     means = np.bincount(kind, error) / often
     known = np.flatnonzero(often >= min(_OFTEN, often.max()))
@@ -164,25 +176,29 @@ def _next_steps(labels: Labels) -> list[Pair]:
     return [pair for pair, label in labels.items() if label["map"] == "mat" and label["target"] == label["layer"] + 1]
 
 
+def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
+    """The steps whose target varies, on the text of the fit and on that of the evaluation."""
+    steps = _next_steps(labels)
+    fitted = {pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0 for pair in steps}
+    return [pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()]
+
+
 def _relative(each: PerToken) -> Float[ndarray, " N"]:
     """Error of each token against the mean spread: the mean is 1 − linearity."""
-    return each.error.astype(np.float64) / max(each.total.mean(dtype=np.float64), np.finfo(np.float64).tiny)
+    return each.error.astype(np.float64) / each.total.mean(dtype=np.float64)
 
 
 def _interval_row(label: Mapping[str, Any], metric: str, values: Float[ndarray, " S"], n: int) -> dict[str, Any]:
-    row = _row(label, metric, values[0], n)
-    if row["value"] is not None and np.isfinite(values).all():
-        low, high = np.percentile(values[1:], [2.5, 97.5])
-        row |= {"low": float(low), "high": float(high)}
-    return row
+    row = _row(label, metric, values[0], n, note=ZERO if metric in GEOMETRY else DOES_NOT_VARY)
+    if row["value"] is None:
+        return row
+    ends = np.percentile(values[1:], [2.5, 97.5]) if np.isfinite(values).all() else (np.nan, np.nan)
+    return row | estimate(values[0], *ends)
 
 
-def _row(label: Mapping[str, Any], metric: str, value: Any, n: int) -> dict[str, Any]:
+def _row(label: Mapping[str, Any], metric: str, value: Any, n: int, note: str = DOES_NOT_VARY) -> dict[str, Any]:
     row = {**label, "metric": metric, "value": float(value), "n": n}
-    if not np.isfinite(value):
-        few = "no more tokens than dimensions" if metric.endswith("_adjusted") else "the target does not vary"
-        row |= {"value": None, "note": few}
-    return row
+    return row if np.isfinite(value) else row | {"value": None, "note": note}
 
 
 def own_rows(rows: Sequence[Row]) -> list[Row]:
@@ -249,6 +265,8 @@ def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: 
     """Histograms of the tokens' errors, a column a layer."""
     rows = [row for row in step_rows(results["rows"]) if row["metric"] == "token_error_share"]
     edges = 10.0**ERROR_BINS
+    if not rows:
+        raise NothingToDrawError("no step varies: there are no errors to draw")
     grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
     for row in rows:
         grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row["value"]
@@ -272,6 +290,8 @@ def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, ti
     metrics = {"linearity_held_out": "with the residual", "linearity_without_residual_held_out": "without the residual"}
     rows = [row for row in results["rows"] if row["metric"] in metrics and row["value"] is not None]
     rows = [row for row in next_steps(rows) if "against" not in row]
+    if not rows:
+        raise NothingToDrawError("no step of any checkpoint has a value: nothing to draw")
     L = max(row["target"] for row in rows)
 
     def fill(figure: Figure) -> None:

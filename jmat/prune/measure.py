@@ -22,6 +22,7 @@ from jmat.forward import logits, run
 from jmat.maps import Linear
 from jmat.mesh import data_mesh, place, replicate, shard_batch
 from jmat.metrics import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
+from jmat.notes import Predictions, estimate
 from jmat.progress import track
 from jmat.prune.stand_ins import Stretch, first_changed
 from jmat.sites import Site, gather
@@ -93,11 +94,13 @@ def compare_on_text(
     pruned: Mapping[Key, Mapping[str, Site]],
     *,
     tokens_per_batch: int = 4096,
+    predictions: Predictions | None = None,
     progress: str | None = None,
 ) -> dict[Key, Sums]:
     """Holds pruned models, each given by its `sites`, against the whole model on every prediction in the text.
 
-    The whole model runs once a batch; each pruned one from its first changed block on.
+    The whole model runs once a batch; each pruned one from its first changed block on. `predictions` collects what the
+    whole model predicts, to tell whether that depends on the text.
     """
     check_tokens(text.split.tokens, model.config.vocab_size)
     L, S = model.config.layers, text.split.num_sentences
@@ -116,6 +119,8 @@ def compare_on_text(
             return logits(model, x if text.targets is None else gather(x, read_at))
 
         whole = predict(streams[L])
+        if predictions is not None:
+            predictions.add(whole, inputs[-1] >= 0)
         for key, sites in placed.items():
             start = first_changed(sites, L)
             x = run(model, streams[start], start=start, sites=sites, mask=mask)[0] if sites else streams[L]
@@ -166,8 +171,9 @@ def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any
                 rows.append({**about, "metric": metric, "value": None, "note": note})
                 continue
             figures = np.array(bootstrap_ratio(values, of.predictions, drawn))
-            value, low, high = np.exp(figures) if metric == "perplexity" else figures
-            rows.append({**about, "metric": metric, "value": float(value), "low": float(low), "high": float(high)})
+            with np.errstate(over="ignore"):
+                figures = np.exp(figures) if metric == "perplexity" else figures
+            rows.append({**about, "metric": metric, **estimate(*figures)})
     return rows
 
 

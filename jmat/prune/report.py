@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from jmat.plots import draw, key, legend, line
+from jmat.notes import Predictions, noted
+from jmat.plots import NothingToDrawError, draw, key, legend, line
 from jmat.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
 from jmat.prune.merge import fold
 from jmat.prune.plans import Pruned, Scored
@@ -56,7 +57,9 @@ def pruned_rows(
         for (method, k), p in plans.items()
     }
     sites = {(method, k): p.sites(model, method) for (method, k), p in plans.items()}
-    sums = compare_on_text(model, text, sites, tokens_per_batch=tokens_per_batch, progress=progress)
+    predictions = Predictions()
+    how: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "predictions": predictions, "progress": progress}
+    sums = compare_on_text(model, text, sites, **how)
     # A merged model does not compute what is merged a second time: time it as it will be used.
     timed = {
         (method, k): (fold(model, p.maps), stand_ins(model, "delete", p.removed, {}))
@@ -66,7 +69,7 @@ def pruned_rows(
     }
     seconds = time_per_token(model, text, timed)
     context = _mean_context(text, causal=model.config.causal)
-    rows = quality_rows(sums, labels, seed=seed)
+    rows = noted(quality_rows(sums, labels, seed=seed), predictions.note())
     for (method, k), p in plans.items():
         saved = cost(model, method, p.removed, p.maps, context)
         saved["microseconds_per_token"] = seconds[method, k]
@@ -106,13 +109,13 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
     Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
     where they removed the same blocks.
 
-    Raises ValueError if there is nothing to draw.
+    Raises NothingToDrawError if there is nothing to draw.
     """
     panels_of = {"perplexity": "perplexity", "kl": "KL (nats)", "precision@1": "precision@1"}
     rows = [row for row in results["rows"] if "removed" in row and row["metric"] in panels_of]
     rows = [row for row in rows if row["value"] is not None]
     if not rows:
-        raise ValueError("no rows of pruned models: nothing to draw")
+        raise NothingToDrawError("no rows of pruned models: nothing to draw")
     methods = [method for method in _LOOKS if any(row["method"] == method for row in rows)]
     rows.sort(key=lambda row: (row["removed"], methods.index(row["method"])))
     place = {blocks: x for x, blocks in enumerate(dict.fromkeys(row["blocks"] for row in rows))}

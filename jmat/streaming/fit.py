@@ -17,6 +17,7 @@ from jmat.regression import Solution
 from jmat.streaming.moments import Moments, check_pairs, mean, second_moments, spread, width
 
 _EPS32 = float(np.finfo(np.float32).eps)
+_ROUNDING = (4 * _EPS32) ** 2  # of a sum of squares: what varies less than that is constant up to rounding
 
 
 def fit(
@@ -102,7 +103,8 @@ def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) 
 
     Returns:
         `r2`, the uniform mean over the coordinates of `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, and `r2_weighted`, by the
-        coordinates' variances. A constant coordinate scores 1 where it is predicted, else 0, as in scikit-learn.
+        coordinates' variances. A constant coordinate scores 1 where it is predicted, else 0, as in scikit-learn; both
+        are NaN where no coordinate varies.
 
     Raises:
         ValueError: a pair that was not summed up, no tokens, NaN or infinity, or a map of another shape.
@@ -128,9 +130,10 @@ def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) 
         error = np.maximum(np.asarray(error + n * offset**2), 0)
         total, rounding = np.asarray(total), n * (1e-14 * np.abs(np.asarray(y_mean))) ** 2
     varies = total > rounding
+    if not varies.any():
+        return {"r2": float("nan"), "r2_weighted": float("nan")}
     each = np.where(varies, 1 - error / np.where(varies, total, 1), error <= rounding)
-    weighted = float(1 - error.sum() / total.sum()) if varies.any() else float(each.mean())
-    return {"r2": float(each.mean()), "r2_weighted": weighted}
+    return {"r2": float(each.mean()), "r2_weighted": float(1 - error.sum() / total.sum())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,12 @@ class Linearity:
         return 1 - (1 - score) * (self.n - 1) / freedom if freedom > 0 else np.nan
 
 
+def _total(moments: Moments, site: str) -> float:
+    """`||Y − ȳ||²`; 0 where Y is constant up to the rounding of float32. To be called with 64-bit numbers enabled."""
+    total = float(spread(moments, site, centred=True).sum())
+    return total if total > _ROUNDING * float(spread(moments, site, centred=False).sum()) else 0.0
+
+
 def _share(part: float, whole: float) -> float:
     return 1 - part / whole if whole > 0 else np.nan
 
@@ -185,16 +194,18 @@ def linearity(
         raise ValueError("linearity is of an affine fit without ridge; this solution is of another kind.")
     scores, start = {}, 0
     with jax.enable_x64(True):
-        x_total = float(spread(moments, source, centred=True).sum())
+        x_total = _total(moments, source)
         for target in targets:
             columns = slice(start, start + width(moments, target))
             start = columns.stop
             residual = float(solution.residual[columns].sum())
-            total = float(spread(moments, target, centred=True).sum())
+            total = _total(moments, target)
             contribution = None
             if width(moments, target) == width(moments, source):
                 XY = second_moments(moments, source, target, centred=True)
                 contribution = max(total + x_total - 2 * float(jnp.trace(XY)), 0.0)
+                if contribution <= _ROUNDING * (total + x_total):
+                    contribution = 0.0
             scores[target] = Linearity(residual, total, contribution, n, width(moments, source))
     return scores
 
@@ -202,9 +213,12 @@ def linearity(
 def anisotropy(moments: Moments, source: str) -> float:
     """Share of the variance along the first principal component: `σ_1² / Σ σ²` of the centred activations.
 
-    1/D if all directions are alike, 1 if all vectors lie on a line (Razzhigaev et al. 2023, arXiv 2311.05928).
+    1/D if all directions are alike, 1 if all vectors lie on a line (Razzhigaev et al. 2023, arXiv 2311.05928); NaN if
+    they are all the same.
     """
     check_pairs(moments, source, [source])
     with jax.enable_x64(True):
+        if not _total(moments, source):
+            return float("nan")
         A = second_moments(moments, source, source, centred=True)
         return float(jnp.linalg.eigvalsh(A)[-1] / jnp.trace(A))

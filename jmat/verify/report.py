@@ -20,6 +20,7 @@ import numpy as np
 
 from jmat.config import ModelConfig
 from jmat.forward import run
+from jmat.notes import Predictions, noted
 from jmat.verify.reference import load_reference, run_reference
 
 TOLERANCE = 1e-4
@@ -68,6 +69,7 @@ class Report:
     largest: float  # |difference| of a logit, absolute; of the last site where there is no head
     same_top_1: float  # share of real tokens with the same most likely token
     tokens: int
+    note: str | None = None  # where the predictions do not depend on the text
 
 
 def verify(
@@ -124,6 +126,7 @@ def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches
 
     differences: dict[str, float] = {}
     largest, same, tokens = 0.0, 0, 0
+    predictions = Predictions()
     for batch in batches:
         expected = theirs(reference, batch)
         with jax.default_matmul_precision("highest"):
@@ -131,6 +134,8 @@ def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches
         got = {site: np.asarray(value, np.float64) for site, value in kept.items()}
         differences = _largest(differences, _relative(got, expected, batch.mask))
         last = next(reversed(expected))
+        if last == "logits":
+            predictions.add(expected[last].astype(np.float32), batch.mask)
         ours, wanted = got[last][batch.mask], expected[last][batch.mask]
         largest = max(largest, _finite(np.abs(ours - wanted).max()))
         same, tokens = same + int((ours.argmax(-1) == wanted.argmax(-1)).sum()), tokens + len(wanted)
@@ -143,7 +148,7 @@ def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches
     sites = tuple(SiteDifference(site, value, rounding[site]) for site, value in differences.items())
     first = next((site.site for site in sites if not site.explained), None)
     verdict = "WRONG" if first else "MATCH" if sites[-1].difference <= TOLERANCE else "PRECISION"
-    return Report(verdict, sites, first, largest, same / tokens, tokens)
+    return Report(verdict, sites, first, largest, same / tokens, tokens, predictions.note())
 
 
 def _relative(
@@ -197,6 +202,7 @@ def format_report(report: Report) -> str:
         "WRONG": f"the first site that differs by more than tolerance and rounding explain is {report.first}.",
     }
     lines.append(f"{report.verdict}: {why[report.verdict]}")
+    lines += [report.note] if report.note else []
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -208,5 +214,6 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
         for metric, value in (("difference", site.difference), ("rounding", site.rounding))
     ]
     rows += [{"metric": "largest", "value": report.largest}, {"metric": "same_top_1", "value": report.same_top_1}]
+    rows = noted(rows, report.note)
     rows = [row if np.isfinite(row["value"]) else row | {"value": None, "note": "not finite"} for row in rows]
     return [row | {"n": report.tokens, "verdict": report.verdict} for row in rows]
