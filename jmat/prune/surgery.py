@@ -13,6 +13,7 @@ from flax import nnx
 
 from jmat.checkpoint import parameters, save_model, with_parameters
 from jmat.checkpoint.load import find, load
+from jmat.checkpoint.tokenizer import TOKENIZER_FILES
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
 from jmat.forward import model_dtype
@@ -26,11 +27,7 @@ from jmat.sites import Site
 _LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "distilbert": "n_layers", "gpt_neo": "num_layers"}
 _ABOUT = "pruned.json"
 _MAPS = ("maps.safetensors", "maps.json")
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    "generation_config.json",
-)
+_COPIED = (*TOKENIZER_FILES, "generation_config.json")
 
 
 def remove_blocks(model: Any, removed: Collection[int]) -> Any:
@@ -108,9 +105,8 @@ def save_pruned(
         (folder / name).unlink(missing_ok=True)
     save_model(folder, model, dtype=model_dtype(model).name)
     if source is not None and source.is_dir():
-        for name in _TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        for path in (path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()):
+            shutil.copyfile(path, folder / path.name)
     elif tokenizer is not None:
         tokenizer.save_pretrained(folder)
     if not ordinary:
