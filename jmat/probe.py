@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
+from jmat.data.encoding import encode, special_tokens
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
-from jmat.data.encoding import encode, special_tokens
 from jmat.metrics import bootstrap_mean, varying
 from jmat.notes import estimate, with_note
 from jmat.progress import track

@@ -1,16 +1,19 @@
 """The tokenizer of a checkpoint, as the checkpoint's own files describe it.
 
-Where there is a tokenizer.json, it alone decides how text becomes tokens: normaliser, pre-tokenizer, model, added and
-special tokens, decoder. Classes of transformers that are named after a family build some of these anew, from defaults
-that other checkpoints of the family do not have, so none of them is used for it. Likewise `add_bos_token` and
-`add_eos_token` of tokenizer_config.json, which tokenizer.json contradicts in some checkpoints, count only where there is
-no tokenizer.json, as in transformers. The names of special tokens (which one is the mask, …) come from
-tokenizer_config.json and special_tokens_map.json, and where these are silent from the family's class, if the vocabulary
-has such a token.
+Where there is a tokenizer.json, it alone decides how text becomes tokens: normaliser,
+pre-tokenizer, model, added and special tokens, decoder. Classes of transformers that
+are named after a family build some of these anew, from defaults that other checkpoints
+of the family do not have, so none of them is used for it. Likewise `add_bos_token` and
+`add_eos_token` of tokenizer_config.json, which tokenizer.json contradicts in some
+checkpoints, count only where there is no tokenizer.json, as in transformers. The names
+of special tokens (which one is the mask, …) come from tokenizer_config.json and
+special_tokens_map.json, and where these are silent from the family's class, if the
+vocabulary has such a token.
 
-Without tokenizer.json, transformers' class of the family reads vocab.txt, vocab.json with merges.txt, or a
-SentencePiece file, whatever its name is, for which the package `sentencepiece` has to be installed. LLaMA, Mistral and
-Gemma then have BOS in front of every text unless tokenizer_config.json says `"add_bos_token": false`.
+Without tokenizer.json, transformers' class of the family reads vocab.txt, vocab.json
+with merges.txt, or a SentencePiece file, whatever its name is, for which the package
+`sentencepiece` has to be installed. LLaMA, Mistral and Gemma then have BOS in front of
+every text unless tokenizer_config.json says `"add_bos_token": false`.
 """
 
 import contextlib

@@ -1,9 +1,11 @@
-"""Text → the tokens that a model reads: the one place that decides it, for examples, tasks, probes and all else.
+"""Text → the tokens that a model reads: the one place that decides it, for examples,
+tasks, probes and all else.
 
-Special tokens stand where the checkpoint's own tokenizer puts them. A masked model gets all of them, [CLS] and [SEP].
-A causal model gets those in front of a text, which is BOS for LLaMA, Mistral and Gemma and nothing for GPT-2; each piece
-of a long text gets them too. What the tokenizer appends for training, such as EOS, a causal model does not get: it
-would be scored as if it were text.
+Special tokens stand where the checkpoint's own tokenizer puts them. A masked model gets
+all of them, [CLS] and [SEP]. A causal model gets those in front of a text, which is BOS
+for LLaMA, Mistral and Gemma and nothing for GPT-2; each piece of a long text gets them
+too. What the tokenizer appends for training, such as EOS, a causal model does not get:
+it would be scored as if it were text.
 """
 
 import contextlib
@@ -123,9 +125,7 @@ def encode_pieces(
     return pieces
 
 
-def text_tokens(
-    texts: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens
-) -> list[list[int]]:
+def text_tokens(texts: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens) -> list[list[int]]:
     """Returns the token ids of each text, whole, without the special tokens around it. Raises what `encode` does."""
     return [_own(special, ids) for ids in _guarded(texts, tokenizer)]
 
@@ -145,7 +145,7 @@ def check_text(text: str, name: str) -> str:
     except UnicodeEncodeError as error:
         piece = text[max(error.start - 20, 0) : error.start + 20]
         raise ValueError(
-            f"{name} is no Unicode text: character {error.start}, in {ascii(piece)}, is half of a character or a byte "
+            f"{name} is no Unicode text: character {error.start}, in {piece!a}, is half of a character or a byte "
             "that is not UTF-8."
         ) from None
     return text
@@ -168,9 +168,7 @@ def _joined(special: SpecialTokens, own: list[int]) -> Int32[ndarray, " _"]:
     return np.asarray([*special.before, *own, *special.after], np.int32)
 
 
-def _beginnings(
-    texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool
-) -> Iterator[list[int]]:
+def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool) -> Iterator[list[int]]:
     """Ids of each text: all, or at least so many of those at the side that is kept, where there are more."""
 
     def cut(text: str, size: int) -> str:
@@ -222,9 +220,7 @@ def _guarded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
         yield from ids
 
 
-def _ids(
-    texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = False
-) -> list[list[int]]:
+def _ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = False) -> list[list[int]]:
     options = {"add_special_tokens": add_special_tokens, "return_attention_mask": False, "verbose": False}
     with panics_as_errors("the tokenizer fails on a text"):
         return tokenizer(list(texts), **options)["input_ids"]
