@@ -186,7 +186,7 @@ def main(argv: list[str]) -> None:
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
     checkpoints = resume.open_checkpoints(claim.path("checkpoints"), keep=averaged + 1)
-    state = resume.restore(checkpoints, state)
+    state = resume.restore(checkpoints, state, say=cli.say)
     first = int(state.step)
     history = read_rows(out, first)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.model))

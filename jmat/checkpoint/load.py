@@ -13,6 +13,7 @@ from jmat.errors import first_line
 from jmat.mesh import data_mesh
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
+PRUNED = "pruned.json"  # says which blocks of the model are replaced by the maps beside it
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -23,6 +24,7 @@ def load(
     revision: str | None = None,
     ignore_config: tuple[str, ...] = (),
     shard_parameters: bool = False,
+    ignore_maps: bool = False,
 ) -> tuple[Any, Any]:
     """Loads a model and its tokenizer.
 
@@ -32,6 +34,7 @@ def load(
       dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+      ignore_maps: load the whole model of a folder that `prune --save` wrote with maps, without these.
       shard_parameters: split every parameter over the local devices (`jmat.mesh.parameter_sharding`) as it is read.
 
     Returns:
@@ -45,6 +48,11 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
     folder = find(name_or_folder, revision=revision)
+    if (folder / PRUNED).is_file() and not ignore_maps:
+        raise ValueError(
+            f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
+            "experiments.tasks or jmat.prune.surgery.load_pruned."
+        )
     mesh = data_mesh(jax.local_devices()) if shard_parameters else None
     model, tokenizer = load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config.vocab_size, str(name_or_folder))

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
-from jmat.files import save_atomically
+from jmat.files import save_together
 from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import OTHER_HEADS, Family
@@ -91,7 +91,10 @@ def _put(part: np.ndarray, dtype: str, mesh: Mesh | None) -> jax.Array:
 
 
 def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:
-    """Writes config.json and model.safetensors as transformers does; whole or not at all."""
+    """Writes model.safetensors and config.json as transformers does; whole or not at all.
+
+    config.json, without which nobody reads the folder as a model, comes last.
+    """
     config, family = model.config, FAMILIES[model.config.family]
     params = parameters(model)
     tensors = {}
@@ -100,8 +103,12 @@ def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> N
         tensors[_full_name(key.file, family)] = np.ascontiguousarray(tensor).astype(dtype)
     hf = {**config.to_hf(), "dtype": dtype}
     folder.mkdir(parents=True, exist_ok=True)
-    save_atomically(folder / "config.json", lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"))
-    save_atomically(folder / "model.safetensors", lambda path: _write_safetensors(path, tensors))
+    save_together(
+        {
+            folder / "model.safetensors": lambda path: _write_safetensors(path, tensors),
+            folder / "config.json": lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"),
+        }
+    )
 
 
 def _write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:

@@ -64,7 +64,10 @@ def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConf
     """Returns the ModelConfig of a folder. Raises FileNotFoundError or ValueError without a usable config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no config.json; expected a Hugging Face model folder.")
+        raise FileNotFoundError(
+            f"{folder} holds no config.json; expected a Hugging Face model folder. Where a run of "
+            "jmat was killed while it saved the model there, start it again."
+        )
     try:
         hf = read_json_object(path)
     except ValueError as error:
