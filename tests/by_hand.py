@@ -74,12 +74,14 @@ class Lab:
     @functools.cached_property
     def every_token(self):
         """h_0 .. h_L at all tokens of the fit sentences but the first ones that are skipped."""
-        split = self.examples.fit
+        return list(self.read(self.every(self.examples.fit)).values())
+
+    def every(self, split):
+        """The same sentences, with an example at each token but the first ones that are skipped."""
         rows = np.repeat(np.arange(split.num_sentences), split.lengths)
         places = np.arange(len(split.tokens)) - split.starts[rows]
         kept = places >= (self.skip_first or 0)
-        every = Split(split.tokens, split.lengths, places[kept].astype(np.int32), rows[kept].astype(np.int32))
-        return list(self.read(every).values())
+        return Split(split.tokens, split.lengths, places[kept].astype(np.int32), rows[kept].astype(np.int32))
 
     def jump(self, x, i, j=None, fit=None):
         """Stream i through `mat` to layer j, by default the last."""

@@ -10,7 +10,9 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import pathlib
+import shutil
 import sys
 import tempfile
 from typing import Any
@@ -18,10 +20,10 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl import flags
+from absl import app, flags  # noqa: F401 (app defines flags, which scripts expect)
 from matplotlib.figure import Figure
+from safetensors.numpy import load_file, save_file
 
-from jmat import hosts
 from jmat.maps import load_maps
 from tests.test_reference import REFERENCE
 
@@ -65,10 +67,15 @@ class Outcome:
 
 
 def call(script, *arguments, **given) -> Outcome:
-    """Runs a script with flags, by default on the reference GPT-2; a run that was made before is not made again."""
+    """Runs a script with flags, by default on the reference GPT-2; a run that was made before is not made again.
+
+    Raises ValueError, with what the script said, where it does not end well.
+    """
     named = {"model": REFERENCE / "gpt2", **given}
     words = tuple(
-        f"--{name}={','.join(map(str, v)) if isinstance(v, list | tuple) else v}" for name, v in named.items()
+        f"--{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        for name, value in named.items()
+        if value is not None
     )
     return _call(script, (*words, *arguments))
 
@@ -81,20 +88,35 @@ def _call(script, words) -> Outcome:
         figures.append(figure)
         pathlib.Path(file).write_bytes(b"\x89PNG")
 
-    streams = io.StringIO(), io.StringIO()
-    precision = jax.config.jax_default_matmul_precision
-    with contextlib.ExitStack() as stack:
-        main = stack.enter_context(loaded(script)).main
-        arguments = [f"experiments.{script}", *words, f"--out={out}"]
-        stack.enter_context(mock.patch.object(sys, "argv", arguments))
-        stack.enter_context(mock.patch.object(Figure, "savefig", savefig))
-        stack.enter_context(contextlib.redirect_stdout(streams[0]))
-        stack.enter_context(contextlib.redirect_stderr(streams[1]))
-        stack.callback(jax.config.update, "jax_default_matmul_precision", precision)
-        flags.FLAGS(arguments)
-        with hosts.together():
-            main(arguments[:1])
-    return Outcome(out, *(stream.getvalue() for stream in streams), tuple(figures))
+    arguments = [f"experiments.{script}", *words, f"--out={out}"]
+    printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with _as_before(), loaded(script) as module, mock.patch.object(sys, "argv", arguments):
+        try:
+            with (
+                mock.patch.object(Figure, "savefig", savefig),
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(said),
+            ):
+                module.cli.run(module.main)
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    texts = [stream.buffer.getvalue().decode("utf-8") for stream in (printed, said)]
+    if code:
+        raise ValueError(f"{script} ended with {code}: {texts[1]}")
+    return Outcome(out, *texts, tuple(figures))
+
+
+@contextlib.contextmanager
+def _as_before():
+    """Restores what a script sets for its whole process."""
+    precision, handlers, level = jax.config.jax_default_matmul_precision, [*logging.root.handlers], logging.root.level
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -154,6 +176,17 @@ def _folder() -> pathlib.Path:
 
 
 _kept: list[Any] = []
+
+
+@functools.cache
+def changed_model(family="gpt2") -> pathlib.Path:
+    """A checkpoint of the same shape and tokenizer as a reference model, with other weights."""
+    folder = _folder() / f"changed-{family}"
+    shutil.copytree(REFERENCE / family, folder)
+    random, tensors = np.random.default_rng(0), load_file(folder / "model.safetensors")
+    noisy = {name: value * random.normal(1, 0.3, value.shape).astype(value.dtype) for name, value in tensors.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @functools.cache

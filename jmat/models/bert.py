@@ -156,5 +156,6 @@ FAMILY = Family(
         r"embeddings\.token_type_ids",
         r"pooler\..*",
         r"cls\.seq_relationship\..*",
+        r"(classifier|qa_outputs)\..*",
     ),
 )

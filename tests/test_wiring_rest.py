@@ -1,0 +1,197 @@
+"""prune, probe and cross_corpus as users call them on texts: orders, classifiers and foreign text by hand."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import jmat
+from jmat.capture import target_tokens
+from jmat.maps import Identity
+from jmat.metrics import bootstrap_counts
+from jmat.probe import labelled_examples, token_classes
+from tests.by_hand import Lab, affine, compare, log_p, r2, same
+from tests.inside import call, changed_model, text
+
+FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return Lab(**FLAGS)
+
+
+# --- prune ------------------------------------------------------------------------------------------------------------
+
+
+def log_probabilities(lab, split, stand_ins):
+    """Of every prediction of a text, with blocks replaced; the tokens that came; and the sentence of each."""
+    mask = np.arange(split.lengths.max()) < split.lengths[:, None]
+    tokens = np.zeros(mask.shape, np.int32)
+    tokens[mask] = split.tokens
+    x = np.asarray(jmat.run(lab.model, tokens, mask=mask, sites=stand_ins)[0])
+    predicts = mask[:, 1:]
+    return log_p(lab.model, x[:, :-1][predicts]), tokens[:, 1:][predicts], np.nonzero(predicts)[0]
+
+
+def check_pruned(lab, outcome, method, removed, stand_ins):
+    split = lab.examples.eval
+    full, _, _ = log_probabilities(lab, split, {})
+    short, targets, sentence = log_probabilities(lab, split, stand_ins)
+    drawn = bootstrap_counts(split.num_sentences, seed=3)
+    label = {"method": method, "removed": removed}
+    nats = -short[np.arange(len(targets)), targets]
+    kl = (np.exp(full) * (full - short)).sum(1)
+    agree = (full.argmax(1) == short.argmax(1)).astype(float)
+    counts = np.bincount(sentence)
+    for metric, values in (("perplexity", nats), ("kl", kl), ("precision@1", agree)):
+        sums = np.bincount(sentence, values)
+        figures = [sums.sum() / counts.sum(), *np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])]
+        wanted = np.exp(figures) if metric == "perplexity" else figures
+        same(outcome.one(metric=metric, **label), wanted, len(targets), tolerance=5e-3)
+
+
+def mapped(lab, gone):
+    """Stand-ins for removed blocks: one map for each stretch of neighbours."""
+    stand_ins = {}
+    for first in (i for i in gone if i - 1 not in gone):
+        stop = next(i for i in range(first, 5) if i not in gone)
+        solve = affine(lab.fit[first], lab.fit[stop], intercept=True)
+        bias = solve(np.zeros((1, 64)))[0]
+        linear = jmat.Linear((solve(np.eye(64)) - bias).astype(np.float32), bias.astype(np.float32))
+        stand_ins |= {f"block.{i}": Identity() for i in range(first, stop)} | {f"block.{first}": linear}
+    return stand_ins
+
+
+def test_prune_removes_by_the_score_and_keeps_its_figures(lab):
+    outcome = call("prune", corpus=text(), method="delete,map", score="block_influence", remove=2, **FLAGS)
+    cosines = [
+        (x.astype(np.float64) * y).sum(1) / np.linalg.norm(x.astype(np.float64), axis=1) / np.linalg.norm(y, axis=1)
+        for x, y in zip(lab.fit, lab.fit[1:], strict=False)
+    ]
+    influence = [1 - cosine.mean() for cosine in cosines]
+    order = np.argsort(influence)
+    for i in range(4):
+        row = outcome.one(method="delete", metric="score", step=0, layer=i, target=i + 1, score="block_influence")
+        assert row["value"] == pytest.approx(influence[i], rel=1e-3)
+    for removed in (0, 1, 2):
+        gone = [int(i) for i in order[:removed]]
+        assert {row["order"] for row in outcome.find(removed=removed)} == {",".join(map(str, gone))}
+        check_pruned(lab, outcome, "delete", removed, {f"block.{i}": Identity() for i in gone})
+        check_pruned(lab, outcome, "map", removed, mapped(lab, gone))
+    maps, info = outcome.maps
+    for name, linear in maps.items():
+        start, stop = map(int, name.removeprefix("mat.").split("."))
+        wanted = affine(lab.fit[start], lab.fit[stop], intercept=True)(lab.held_out[start])
+        np.testing.assert_allclose(linear(lab.held_out[start]), wanted, atol=1e-3 * np.abs(wanted).max())
+    assert (info.n, info.seed) == (100, 3)
+    (figure,) = outcome.figures
+    assert figure.get_suptitle().endswith("reference/gpt2: blocks removed by block_influence")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["delete", "map"]
+
+
+def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
+    outcome = call("prune", corpus=text(), method="delete", score="linearity", **FLAGS)
+    scores = {}
+    for i in range(4):
+        x, y = lab.fit[i], lab.fit[i + 1].astype(np.float64)
+        error = np.square(y - affine(x, y, intercept=True)(x)).sum()
+        scores[i] = 1 - error / np.square(y - y.mean(0)).sum()
+        row = outcome.one(metric="score", layer=i, target=i + 1, score="linearity")
+        assert row["value"] == pytest.approx(scores[i], abs=1e-4)
+    assert {row["blocks"] for row in outcome.find(removed=1)} == {str(max(scores, key=scores.get))}
+    assert {row.get("method") for row in outcome.find(removed=1)} == {"delete"}
+
+
+# --- probe ------------------------------------------------------------------------------------------------------------
+
+
+def right(classifier, fit, held_out, labels):
+    head = RidgeClassifierCV(np.logspace(-1, 5, 7)) if classifier == "ridge" else LogisticRegression(max_iter=2000)
+    model = make_pipeline(StandardScaler(), head).fit(fit.astype(np.float64), labels["fit"])
+    return (model.predict(held_out.astype(np.float64)) == labels["eval"]).astype(float)
+
+
+def check_probe(outcome, lab, streams, labels, classifier, end=""):
+    fit, held_out = streams
+    for layer in range(lab.layers + 1):
+        values = right(classifier, fit[layer], held_out[layer], labels)
+        row = outcome.one(map=f"{classifier}{end}", layer=layer, metric="accuracy")
+        same(row, lab.interval(values), len(values))
+    kinds, counts = np.unique(labels["fit"], return_counts=True)
+    majority = (labels["eval"] == kinds[counts.argmax()]).astype(float)
+    same(outcome.one(map=f"majority{end}"), lab.interval(majority), tolerance=1e-9)
+
+
+def test_probe_reads_both_models_each_with_its_own_streams():
+    given = {"num_fit": 100, "num_eval": 40, "seed": 3, "protocol": "jmat", "positions_per_sentence": 3}
+    outcome = call("probe", corpus=text(), against=changed_model(), **given)
+    for family, end in (("gpt2", ""), (changed_model(), " (against)")):
+        lab = Lab(family, **given)
+        splits = {"fit": lab.examples.fit, "eval": lab.examples.eval}
+        labels = {
+            name: token_classes(target_tokens(split, masked=False), lab.loaded[1]) for name, split in splits.items()
+        }
+        check_probe(outcome, lab, (lab.fit, lab.held_out), labels, "ridge", end)
+    ours, other = (
+        [row["value"] for row in outcome.rows if row["map"] == name] for name in ("ridge", "ridge (against)")
+    )
+    assert ours != other
+    (figure,) = outcome.figures
+    assert figure.get_suptitle().endswith("reference/gpt2: probes")
+    for line in outcome.printed.splitlines():
+        if line.startswith("majority:"):
+            assert line == f"majority: {outcome.one(map='majority')['value']:.3f}"
+
+
+def test_probe_of_labelled_texts_divides_them_by_the_seed(tmp_path):
+    random = np.random.default_rng(0)
+    lines = [
+        json.dumps({"text": line, "label": random.choice(["up", "down"])})
+        for line in text().read_text().split("\n")[:90]
+    ]
+    lines = [line for line in lines if '"text": ""' not in line]
+    (tmp_path / "labels.jsonl").write_text("\n".join(lines))
+    outcome = call("probe", labels=tmp_path / "labels.jsonl", classifier="logistic", seed=5)
+    lab, (texts, kinds) = Lab(seed=5), zip(*[json.loads(line).values() for line in lines], strict=True)
+    examples, labels = labelled_examples(texts, kinds, lab.loaded[1], max_length=128, masked=False, seed=5)
+    assert (len(labels["fit"]), len(labels["eval"])) == (67, 23)
+    streams = [list(lab.read(split).values()) for split in (examples.fit, examples.eval)]
+    lab.__dict__["groups"] = np.arange(23)
+    check_probe(outcome, lab, streams, labels, "logistic")
+
+
+# --- cross_corpus -----------------------------------------------------------------------------------------------------
+
+
+def test_maps_of_one_text_are_evaluated_on_another():
+    corpora = {"one": text(), "two": text(seed=1)}
+    outcome = call("cross_corpus", corpora=[*corpora.values()], sizes="80,100", layers="1,3", **FLAGS)
+    labs = {name: Lab(**FLAGS, source=str(path)) for name, path in corpora.items()}
+    assert len(outcome.rows) == 2 * (1 + 2 * 2) * 2 * 5
+    order = np.random.default_rng(3).permutation(100)
+    for fitted, home in labs.items():
+        for evaluated, away in labs.items():
+            final = away.held_out[-1]
+            for n in (80, 100):
+                for layer in (1, 3):
+                    x, y = home.fit[layer][order[:n]], home.fit[-1][order[:n]]
+                    stand_in = affine(x, y, intercept=True)(away.held_out[layer])
+                    label = {"fit_corpus": str(corpora[fitted]), "eval_corpus": str(corpora[evaluated])}
+                    label |= {"n_fit": n, "layer": layer}
+                    values = compare(log_p(away.model, final), log_p(away.model, stand_in))
+                    for metric in ("precision@1", "precision@10", "surprisal"):
+                        same(outcome.one(metric=metric, **label), away.interval(values[metric]), 40, tolerance=1e-2)
+                    same(outcome.one(metric="r2", **label), [r2(final, stand_in)], 40, tolerance=1e-2)
+    id_row = outcome.one(map="id", eval_corpus=str(corpora["two"]), layer=1, metric="r2")
+    same(id_row, [r2(labs["two"].held_out[-1], labs["two"].held_out[1])])
+    pairs, curve = outcome.figures
+    assert pairs.get_suptitle().endswith("mat fitted on one corpus, evaluated on another")
+    assert curve.get_suptitle().endswith("mat over the examples it is fitted on")
+    home = str(corpora["one"])
+    at_home = outcome.find(map="mat", n_fit=80, metric="precision@1", fit_corpus=home, eval_corpus=home)
+    lines = [line.split() for line in outcome.printed.splitlines() if line.split()[:1] == ["80"]]
+    assert f"{np.mean([row['value'] for row in at_home]):.3f}" in [line[1] for line in lines if len(line) > 1]
