@@ -28,9 +28,11 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus, packing
 from jmat.data.corpus import sentences_fingerprint
+from jmat.data.encoding import encode, special_tokens, text_tokens
 from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.results import write_results
+from jmat.tasks import check_causal
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
@@ -43,12 +45,16 @@ _OVERWRITE = flags.DEFINE_bool(
 )
 _PROMPTS = ("Return the", "If the file", "This function", "The shape of", "Raises an error")
 _ROWS = 32  # in one forward pass
+_MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to
 
 
 def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order: int) -> list[dict[str, Any]]:
     """Rows for the model and the n-gram on the same tokens of the `eval` sentences, cut to what the model can read."""
     end, length = tokenizer.eos_token_id, model.config.num_positions
-    ids = {name: tokenizer(split[name])["input_ids"] for name in ("train", "eval")}
+    special = special_tokens(tokenizer, masked=False)
+    most = {"train": _MOST_TOKENS, "eval": length + 1}
+    encoded = {name: encode(split[name], tokenizer, size, special) for name, size in most.items()}
+    ids = {name: [s.tolist() for s in sentences if s is not None] for name, sentences in encoded.items()}
     packed = packing.pack(packing.next_tokens(ids["eval"], end), length)
     found = training.make_evaluate(training.causal_lm_loss, packed, _ROWS, mesh.data_mesh(jax.devices()[:1]))(model)
     baseline = ngram.fit([[*s, end] for s in ids["train"]], vocab_size=model.config.vocab_size, order=order)
@@ -65,11 +71,13 @@ def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order:
 def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> dict[str, Any]:
     """Share of sentences whose drawn token the model puts first: the masked one, or the next one of a causal model."""
     masked = not model.config.causal
-    cut = {"truncation": True, "max_length": model.config.num_positions}
-    ids = [s for s in tokenizer(sentences, **cut)["input_ids"] if len(s) > (2 if masked else 1)]
+    special = special_tokens(tokenizer, masked=masked)
+    first, after = len(special.before) if masked else 1, len(special.after)
+    encoded = encode(sentences, tokenizer, model.config.num_positions, special)
+    ids = [s for s in encoded if s is not None and len(s) > first + after]
     random = np.random.default_rng(seed)
     # BERT's first and last tokens are special; the first token of a causal model's sentence is never predicted.
-    places = np.asarray([random.integers(1, len(s) - masked) for s in ids])
+    places = np.asarray([random.integers(first, len(s) - after) for s in ids])
     targets = np.asarray([s[at] for s, at in zip(ids, places, strict=True)])
     tokens = np.zeros((len(ids), model.config.num_positions), np.int32)
     real = np.zeros(tokens.shape, bool)
@@ -93,7 +101,8 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
 
 def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30) -> str:
     """Continues a prompt until the sentence ends; temperature 0 takes the best token each time."""
-    prompt_ids = tokenizer(prompt)["input_ids"]
+    special = special_tokens(tokenizer, masked=False)
+    prompt_ids = [*special.before, *text_tokens([prompt], tokenizer, special)[0]]
     length = min(len(prompt_ids) + most, model.config.num_positions)
     tokens = np.zeros((1, length), np.int32)
     tokens[0, : len(prompt_ids)] = prompt_ids
@@ -108,7 +117,15 @@ def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key
             break
         tokens[0, at] = int(best)
         at += 1
-    return tokenizer.decode(tokens[0, :at].tolist())
+    return tokenizer.decode(tokens[0, len(special.before) : at].tolist())
+
+
+def check_masked(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises ValueError for a model that does not predict masked tokens, or has no tokenizer that knows the mask."""
+    if model.config.causal or model.head is None:
+        raise ValueError(f"{name} is no masked language model; choose one such as bert-docs.")
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise ValueError(f"{name} has no tokenizer with a mask token, so nothing can be masked in a text.")
 
 
 def _row(model: str, metric: str, value: float, n: int) -> dict[str, Any]:
@@ -125,6 +142,10 @@ def main(argv: list[str]) -> None:
     split = corpus.split(corpus.load_corpus(_CORPUS.value))
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
+    check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
+    if gpt2_tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence (eos_token).")
+    check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value)
     rows.append(accuracy("gpt2", gpt2, gpt2_tokenizer, split["eval"], seed))
     rows.append(accuracy("bert", bert, bert_tokenizer, split["eval"], seed))

@@ -47,12 +47,19 @@ flags.DEFINE_enum(
     "protocol",
     "din2023",
     PROTOCOLS,
-    "How positions are sampled. din2023: as in the paper, one a sentence, the first and special tokens included. "
-    "jmat: the first position and special tokens left out, any number a sentence.",
+    "How positions are sampled. din2023: as in the paper, one a sentence, the first and special tokens, such as BOS, "
+    "included. jmat: the first position and special tokens left out, any number a sentence.",
 )
 flags.DEFINE_integer("positions_per_sentence", 1, "With --protocol=jmat: positions read a sentence.", lower_bound=1)
-flags.DEFINE_integer("skip_first", None, "With --protocol=jmat: first tokens left out; default 1, for BERT 0.", 0)
-flags.DEFINE_bool("skip_special", None, "With --protocol=jmat: leave out special tokens; default for masked models.")
+flags.DEFINE_integer(
+    "skip_first", None, "With --protocol=jmat: first positions left out, BOS counted; default 1, for BERT 0.", 0
+)
+flags.DEFINE_bool(
+    "skip_special",
+    None,
+    "With --protocol=jmat: leave out special tokens; default for masked models, and where the tokenizer puts BOS in "
+    "front.",
+)
 flags.DEFINE_bool("intercept", False, "Fit affine maps, y = x @ W + b, instead of the papers' y = x @ W.")
 flags.DEFINE_integer(
     "tokens_per_batch",

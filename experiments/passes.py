@@ -1,6 +1,7 @@
 """Passes over whole sentences: which of their tokens are read, and what a killed pass goes on from."""
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jmat.capture import mask_positions
 from jmat.checkpoint import parameters
 from jmat.data.examples import Split
 from jmat.data.packing import Batch
+from jmat.data.sampling import skipped_tokens
 from jmat.maps import model_hash
 from jmat.streaming.passes import all_positions, packed_batches, sampled_positions
 from jmat.streaming.snapshots import Snapshots, discard
@@ -46,10 +48,12 @@ def tokens_read(job: common.Job, split: Split, tokens: str) -> np.ndarray:
         return all_positions(split)
     causal = job.model.config.causal
     first = int(causal) if FLAGS.skip_first is None else FLAGS.skip_first
-    special = not causal if FLAGS.skip_special is None else FLAGS.skip_special
-    if special and job.tokenizer is None:
+    special = FLAGS.skip_special
+    if job.tokenizer is None and (special or (special is None and not causal)):
         raise ValueError(f"{FLAGS.model} has no tokenizer that knows special tokens; give --noskip_special.")
-    skipped = set(job.tokenizer.all_special_ids) - {job.tokenizer.unk_token_id} if special else ()
+    skipped: Collection[int] = ()
+    if job.tokenizer is not None:
+        skipped = skipped_tokens(job.tokenizer, masked=not causal, skip_special=special)
     return all_positions(split, skip_first=first, skip_tokens=sorted(skipped))
 
 

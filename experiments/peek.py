@@ -20,6 +20,7 @@ from absl import flags
 from experiments import cli, common
 from jmat.capture import capture, stream_sites
 from jmat.data.corpus import sentences_fingerprint
+from jmat.data.encoding import check_text
 from jmat.files import save_atomically
 from jmat.forward import logits
 from jmat.jumps import fit_jumps
@@ -52,6 +53,8 @@ DEFAULT_SENTENCES = (
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    for sentence in _SENTENCES.value or ():
+        check_text(sentence, "--sentences")
     job = common.start("peek", writes=WRITES, reads=("maps",))
     L = job.model.config.layers
     layers = sorted({*common.layer_choices(_LAYERS.value, L), L})

@@ -34,8 +34,8 @@ from flax import nnx
 
 from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
-from jmat.checkpoint.load import load_tokenizer
-from jmat.data import corpus, packing, tokenizers
+from jmat.checkpoint.tokenizer import load_tokenizer
+from jmat.data import corpus, encoding, packing, tokenizers
 from jmat.folders import OutputFolder, check_output_folder, output_path
 from jmat.maps import model_hash
 from jmat.regularizers import KINDS, Regularizer
@@ -110,9 +110,12 @@ def prepare_tokenizer(arch: str, sentences: list[str], vocab_size: int, folder: 
 
 def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
     """Sentences → (inputs, targets) to pack. BERT's are cut to `length` here, so that they end with [SEP]."""
+    special = encoding.special_tokens(tokenizer, masked=arch == "bert")
+    most = length + (arch == "gpt2")  # whose last token predicts one more
+    encoded = encoding.encode(sentences, tokenizer, most, special)
+    ids = [tokens.tolist() for tokens in encoded if tokens is not None]
     if arch == "gpt2":
-        return packing.next_tokens(tokenizer(sentences)["input_ids"], end=tokenizer.eos_token_id)
-    ids = tokenizer(sentences, truncation=True, max_length=length)["input_ids"]
+        return packing.next_tokens(ids, end=tokenizer.eos_token_id)
     return packing.same_tokens(ids, tokenizer.all_special_ids)
 
 
@@ -183,7 +186,7 @@ def main(argv: list[str]) -> None:
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
     checkpoints = resume.open_checkpoints(claim.path("checkpoints"), keep=averaged + 1)
-    state = resume.restore(checkpoints, state)
+    state = resume.restore(checkpoints, state, say=cli.say)
     first = int(state.step)
     history = read_rows(out, first)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.model))

@@ -13,14 +13,17 @@ Writes results.json and probe.png. About two minutes on two CPU cores with the b
 over the first layers and to flatten.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from experiments import cli, common
 from jmat.capture import check_examples, stream_sites, target_tokens
 from jmat.checkpoint.load import load
 from jmat.data.corpus import sentences_fingerprint
+from jmat.data.examples import Examples
 from jmat.plots import plot_by_layer
 from jmat.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
 from jmat.results import format_table
@@ -41,9 +44,11 @@ def main(argv: list[str]) -> None:
     if _AGAINST.value:
         cli.say(f"loading {_AGAINST.value}")
         other = load(_AGAINST.value, dtype=job.config["dtype"])
-    rows = probe(job, job.model, job.tokenizer, labelled)
-    if other is not None:
-        rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, *other, labelled)]
+    inputs = labelled_inputs(job, job.config["model"], job.model, job.tokenizer, labelled)
+    others = None if other is None else labelled_inputs(job, _AGAINST.value, *other, labelled)
+    rows = probe(job, job.model, *inputs)
+    if other is not None and others is not None:
+        rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, other[0], *others)]
     texts = [f"{text} {label}" for text, label in zip(*labelled, strict=True)] if labelled else []
     read = {"source": _LABELS.value, "texts": sentences_fingerprint(texts)} if labelled else job.text()
     results = job.finish(rows, text=read)
@@ -62,13 +67,18 @@ def main(argv: list[str]) -> None:
     print(f"wrote {job.out}/results.json{figure}")
 
 
-def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[dict[str, Any]]:
-    """Rows for one model."""
+Inputs = tuple[Examples, Mapping[str, np.ndarray], int | None]
+
+
+def labelled_inputs(
+    job: common.Job, name: str, model: Any, tokenizer: Any, labelled: tuple[list[str], list[str]] | None
+) -> Inputs:
+    """Returns the examples of one model, their labels, and the token that masks what is predicted, if one does."""
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, which it takes to read texts and to tell words from punctuation.")
     masked = not model.config.causal
-    mask_token = tokenizer.mask_token_id if masked and not labelled else None
-    seed = job.config["seed"]
     if labelled:
-        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": seed}
+        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": job.config["seed"]}
         examples, labels = labelled_examples(labelled[0], labelled[1], tokenizer, **size)
         cli.say(f"{examples.fit.num_examples} labelled texts to fit on, {examples.eval.num_examples} to evaluate on")
     else:
@@ -77,12 +87,17 @@ def probe(job: common.Job, model: Any, tokenizer: Any, labelled: Any) -> list[di
         labels = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
     check_labels(labels["fit"])
     check_examples(examples, model.config)
-    sites = stream_sites(model.config.layers)
-    both = common.capture_both(model, examples, sites, mask_token)
+    return examples, labels, tokenizer.mask_token_id if masked and not labelled else None
+
+
+def probe(
+    job: common.Job, model: Any, examples: Examples, labels: Mapping[str, np.ndarray], mask_token: int | None
+) -> list[dict[str, Any]]:
+    """Returns the rows of one model."""
+    both = common.capture_both(model, examples, stream_sites(model.config.layers), mask_token)
     fit, held_out = (dict(enumerate(acts.values())) for acts in both)
-    return probe_rows(
-        fit, held_out, labels, classifier=_CLASSIFIER.value, groups=examples.eval.rows, seed=seed, progress="probe"
-    )
+    how: dict[str, Any] = {"classifier": _CLASSIFIER.value, "seed": job.config["seed"], "progress": "probe"}
+    return probe_rows(fit, held_out, labels, groups=examples.eval.rows, **how)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint import load_model, parameters
-from jmat.checkpoint.load import find, load_tokenizer
+from jmat.checkpoint.load import find
+from jmat.checkpoint.tokenizer import check_tokenizer, load_tokenizer
 from jmat.data.corpus import sentences_fingerprint
+from jmat.data.encoding import check_text
 from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.results import write_results
@@ -33,6 +35,8 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    if FLAGS.text is not None:
+        check_text(FLAGS.text, "--text")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if FLAGS.out is not None:
@@ -42,6 +46,7 @@ def main(argv: list[str]) -> None:
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
     tokenizer = load_tokenizer(folder)
+    check_tokenizer(tokenizer, model.config.vocab_size, FLAGS.model)
     if FLAGS.text is not None and tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer, so --text cannot be read; leave it out for random tokens.")
     cli.say("comparing with transformers on PyTorch")

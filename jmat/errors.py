@@ -6,7 +6,7 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """All of the message, at most 300 characters, or the kind of error where there is none."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 

@@ -21,7 +21,7 @@ import safetensors
 import safetensors.numpy
 from jaxtyping import Array, Float
 
-from jmat.files import save_atomically
+from jmat.files import save_together
 
 CONVENTION = "y = x @ W (+ b)"
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth", ".bin")
@@ -124,7 +124,7 @@ def save_maps(
     info: MapsInfo,
     statistics: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes `maps.safetensors` and `maps.json` into an existing folder, each whole or not at all.
+    """Writes `maps.safetensors` and `maps.json` into an existing folder, whole or not at all.
 
     The JSON holds a checksum of the tensors, `model_hash` of them, so that loading notices damage.
 
@@ -158,8 +158,13 @@ def save_maps(
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
 
-    save_atomically(pathlib.Path(folder) / "maps.safetensors", write_tensors)
-    save_atomically(pathlib.Path(folder) / "maps.json", lambda path: path.write_text(text, "utf-8"))
+    folder = pathlib.Path(folder)
+    save_together(
+        {
+            folder / "maps.safetensors": write_tensors,
+            folder / "maps.json": lambda path: path.write_text(text, "utf-8"),
+        }
+    )
 
 
 def load_maps(

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
+from jmat.data.encoding import encode, special_tokens
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
-from jmat.data.sampling import tokenize_each
 from jmat.metrics import bootstrap_mean, varying
 from jmat.notes import estimate, with_note
 from jmat.progress import track
@@ -48,13 +48,22 @@ def labelled_examples(
     """Three quarters of the texts to fit on, the rest to evaluate on, drawn by the seed; and their labels.
 
     A causal model is read at the last token of a text, a masked one at its first, [CLS].
+
+    Raises:
+      ValueError: too few texts; a masked model whose tokenizer puts no token in front of a text.
     """
+    special = special_tokens(tokenizer, masked=masked)
+    if masked and not special.before:
+        raise ValueError(
+            "a masked model is probed at [CLS], and its tokenizer puts no token in front of a text: it needs a "
+            "tokenizer.json with a post_processor, or a tokenizer_config.json that names the class of its tokenizer."
+        )
     order = np.random.default_rng(seed).permutation(len(texts))
     cut = 3 * len(texts) // 4
     splits: dict[str, Split] = {}
     kept: dict[str, Shaped[ndarray, " N"]] = {}
     for name, chosen in (("fit", order[:cut]), ("eval", order[cut:])):
-        pieces = tokenize_each([texts[i] for i in chosen], tokenizer, max_length, special_tokens=masked)
+        pieces = encode([texts[i] for i in chosen], tokenizer, max_length, special)
         tokens = [piece for piece in pieces if piece is not None]
         if not tokens:
             raise ValueError(f"{len(texts)} labelled texts leave none to {name}; give more of them.")

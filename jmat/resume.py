@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -31,16 +31,32 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
         manager.save(step, args=ocp.args.StandardSave(arrays, chunks))
 
 
-def restore(manager: ocp.CheckpointManager, state: State, step: int | None = None) -> State:
-    """The newest checkpoint, or that of a step; `state` where there is none.
+def restore(
+    manager: ocp.CheckpointManager, state: State, step: int | None = None, say: Callable[[str], object] = lambda _: None
+) -> State:
+    """Returns the newest checkpoint, or that of a step; `state` where there is none.
 
-    It is placed as the arrays of `state` are; where those are numpy's, it is in numpy arrays.
+    It is placed as the arrays of `state` are; where those are numpy's, it is in numpy arrays. Where the state has a
+    `step` that is not the checkpoint's, somebody has renamed or copied it. Then the newest is left out with a line to
+    `say`, and deleted.
 
-    Raises ValueError where the checkpoint's arrays are not those of `state`.
+    Raises:
+      ValueError: the checkpoint's arrays are not those of `state`; that of `step` is another one's under its number.
     """
-    step = manager.latest_step() if step is None else step
-    if step is None:
-        return state
+    for number in sorted(manager.all_steps(), reverse=True) if step is None else [step]:
+        restored, held = _restore(manager, state, number)
+        if held == number:
+            return restored
+        problem = f"checkpoint {number} in {manager.directory} is that of step {held} under another number"
+        if step is not None:
+            raise ValueError(f"{problem}: delete it, and start again.")
+        say(f"{problem}: it is left out")
+        manager.delete(number)
+    return state
+
+
+def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[State, int]:
+    """Returns a checkpoint, and the step that it holds: `step` itself where the state has none."""
     arrays = _by_path(state)
     abstract = jax.tree.map(_abstract, arrays)
     try:
@@ -50,7 +66,8 @@ def restore(manager: ocp.CheckpointManager, state: State, step: int | None = Non
             f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another "
             "version; delete it to go on from the one before, or start afresh with another --out."
         ) from error
-    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays])
+    held = int(restored["step"]) if "step" in arrays else step
+    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays]), held
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:

@@ -22,6 +22,14 @@ from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture import padding_mask
+from jmat.data.encoding import (
+    SpecialTokens,
+    Tokenizer,
+    encode_pieces,
+    ending,
+    special_tokens,
+    text_tokens,
+)
 from jmat.data.examples import Split, check_tokens
 from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
@@ -160,15 +168,14 @@ def text_rows(
     """`perplexity` of a text's tokens given those before them on the same line, with an interval over lines.
 
     A line longer than the model's positions is read in pieces. `n` counts the scored tokens: all but each piece's
-    first.
+    first, which is BOS where the tokenizer puts one in front of a text.
     """
-    limit = model.config.num_positions
-    encoded = tokenizer(list(lines), verbose=False)["input_ids"]
-    pieces = [(row, ids[at : at + limit]) for row, ids in enumerate(encoded) for at in range(0, len(ids), limit)]
-    pieces = [(row, ids) for row, ids in pieces if len(ids) > 1]
+    special = special_tokens(tokenizer, masked=False)
+    encoded = encode_pieces(lines, tokenizer, model.config.num_positions, special)
+    pieces = [(row, ids) for row, each in enumerate(encoded) for ids in each if len(ids) > 1]
     if not pieces:
         raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
-    passages = [Passage(np.asarray(ids, np.int32), 1) for _, ids in pieces]
+    passages = [Passage(ids, 1) for _, ids in pieces]
     predictions = Predictions()
     nats = -log_likelihoods(model, passages, predictions=predictions, **settings)
     rows = np.array([row for row, _ in pieces])
@@ -210,7 +217,8 @@ def choice_scores(
     """The log-likelihoods of every question's choices, in nats, and the same per character of the choice."""
     limit = model.config.num_positions
     pairs = [(q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices]
-    scores = log_likelihoods(model, [_encode(tokenizer, *pair, limit) for pair in pairs], **settings)
+    special = special_tokens(tokenizer, masked=False)
+    scores = log_likelihoods(model, [_encode(tokenizer, *pair, limit, special) for pair in pairs], **settings)
     sizes = np.array([len(choice) for _, choice in pairs], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
     return np.split(scores, ends), np.split(scores / sizes, ends)
@@ -221,16 +229,23 @@ def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
-def _encode(tokenizer: Any, prompt: str, choice: str, limit: int) -> Passage:
+def _encode(
+    tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens | None = None
+) -> Passage:
     """The prompt and a choice, of which the choice is scored; a prompt that is too long loses its beginning.
 
-    What is scored begins where the tokens part from those of the prompt alone: a tokenizer may join the two.
+    What is scored begins where the tokens part from those of the prompt alone: a tokenizer may join the two. BOS, where
+    the tokenizer puts one in front of a text, stays there; nothing is appended. `special`: what stands in front, if it
+    is known.
     """
-    alone, joined = (tokenizer(text, verbose=False)["input_ids"] for text in (prompt, f"{prompt} {choice}"))
+    special = special_tokens(tokenizer, masked=False) if special is None else special
+    prompt = ending(prompt, tokenizer, limit)
+    alone, joined = text_tokens((prompt, f"{prompt} {choice}"), tokenizer, special)
     shared = 0
     while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
         shared += 1
-    if (size := len(joined) - shared) >= limit:
+    before = special.before
+    if (size := len(joined) - shared) > limit - max(len(before), 1):
         raise ValueError(f"the choice {choice[:40]!r}… has {size} tokens; the model reads {limit} in all.")
-    cut = max(len(joined) - limit, 0)
-    return Passage(np.asarray(joined[cut:], np.int32), max(shared - cut, 1))
+    cut = max(len(before) + len(joined) - limit, 0)
+    return Passage(np.asarray([*before, *joined[cut:]], np.int32), max(len(before) + shared - cut, 1))

@@ -1,6 +1,7 @@
 """Checkpoints and config files that are damaged, or do not fit, are refused in one clear sentence."""
 
 import json
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -9,6 +10,7 @@ import transformers
 
 from jmat.checkpoint import load_model
 from tests import hf
+from tests.memory import peak_of
 
 CASES = {"gpt2": hf.gpt2("bad"), "bert": hf.bert("bad")}
 
@@ -244,3 +246,47 @@ def test_an_epsilon_of_a_norm_is_above_zero(gpt2, tmp_path):
 def test_many_more_blocks_than_tensors_are_refused_at_once(gpt2, tmp_path):
     with pytest.raises(ValueError, match="1000000 blocks, but"):
         load_model(hf.rewrite(tmp_path, gpt2, n_layer=1_000_000))
+
+
+def test_sizes_are_held_against_the_file_before_memory_is_taken(gpt2, tmp_path):
+    def refused():
+        with pytest.raises(ValueError, match=r"does not fit its config\.json"):
+            load_model(tmp_path)
+
+    hf.rewrite(tmp_path, gpt2)
+    for fields in ({"n_embd": 60_000}, {"n_embd": 2**28}, {"vocab_size": 2**31 - 1}, {"n_inner": 2**31 - 1}):
+        hf.rewrite_config(tmp_path, **{"n_embd": 16, "vocab_size": 37, "n_inner": None, **fields})
+        assert peak_of(refused) < 20_000_000
+
+
+@pytest.mark.parametrize("size", [0, 1 << 25])
+def test_a_config_of_any_size_is_one_sentence(size, tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(size)
+    with pytest.raises(ValueError, match=r"is not valid JSON|it has 33554432 bytes"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("beside_a_model", [True, False])
+def test_an_adapter_in_the_folder_is_refused(gpt2, name, beside_a_model, tmp_path):
+    if beside_a_model:
+        hf.rewrite(tmp_path, gpt2)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=rf"holds an adapter, .*\({name}\).* merge it into its model first"):
+        load_model(tmp_path)
+
+
+def test_a_pickle_that_announces_more_than_it_holds_is_refused(gpt2, tmp_path):
+    gpt2.config.save_pretrained(tmp_path)
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"transformer.wte.weight": torch.zeros(1, 1).expand(2**20, 2**20)}, path)
+    with pytest.raises(ValueError, match=r"announces the shape \(1048576, 1048576\), and holds 4 bytes"):
+        load_model(tmp_path)
+    torch.save({"transformer.wte.weight": torch.zeros(1 << 20)}, path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as compressed:
+        for part in archive.infolist():
+            compressed.writestr(part.filename, archive.read(part))
+    (tmp_path / "new").rename(path)
+    with pytest.raises(ValueError, match=r"is corrupt or holds more than tensors \(.* is compressed\)"):
+        load_model(tmp_path)

@@ -1,9 +1,13 @@
 """Examples: what they must be, and their files."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
 from jmat.data import Examples, Split, check_tokens, load_examples, save_examples
+from tests.memory import peak_of
 from tests.splits import make_split
 
 
@@ -125,3 +129,49 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         save_examples(path, load_examples(path))
     assert path.read_bytes() == whole
     assert list(tmp_path.iterdir()) == [path]
+
+
+def npz_with(path, name, shape, zeros):
+    """Adds an array to an .npz: a header of this shape, then so many bytes of zeros."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{name}.npy", "w") as part:
+        part.write(header.getvalue())
+        for _ in range(zeros >> 20):
+            part.write(bytes(1 << 20))
+
+
+def test_arrays_that_are_not_known_are_not_unpacked(tmp_path, gpt2_examples):
+    path = tmp_path / "examples.npz"
+    save_examples(path, gpt2_examples)
+    before = peak_of(lambda: load_examples(path))
+    npz_with(path, "junk", (2**24,), 2**26)
+    assert peak_of(lambda: load_examples(path)) < before + 2**20
+
+
+def test_arrays_that_announce_more_than_the_file_can_hold_are_refused(tmp_path, gpt2_examples):
+    def refused(message):
+        with pytest.raises(ValueError, match=message):
+            load_examples(path)
+
+    path = tmp_path / "bomb.npz"
+    npz_with(path, "fit_tokens", (3 << 23,), 3 << 25)  # 100 MB of zeros in 100 kB
+    assert peak_of(lambda: refused("it announces 100663")) < 2**22
+    liar = tmp_path / "liar.npz"
+    np.savez(liar, **{f"{s}_{f}": np.ones(1, np.int32) for s in ("fit", "eval") for f in ("lengths", "positions")})
+    npz_with(liar, "fit_tokens", (2**40,), 1 << 20)
+    path = liar
+    assert peak_of(lambda: refused("an array announces 4398046511104 bytes, and 1048576 follow")) < 2**22
+    content = bytearray((tmp_path / "bomb.npz").read_bytes())
+    place = content.rindex(b"PK\x01\x02") + 24  # the size in the zip's directory
+    content[place : place + 4] = (1000).to_bytes(4, "little")
+    path = tmp_path / "small.npz"
+    path.write_bytes(content)
+    assert peak_of(lambda: refused("not a readable")) < 2**22
+
+
+def test_constant_arrays_shrink_a_thousandfold_and_load(tmp_path):
+    split = Split(*(np.full(2**19, value, np.int32) for value in (7, 1, 0)))
+    save_examples(tmp_path / "constant.npz", Examples(split, split))
+    assert (tmp_path / "constant.npz").stat().st_size * 300 < 6 * split.tokens.nbytes
+    assert load_examples(tmp_path / "constant.npz").fit.num_examples == 2**19

@@ -161,6 +161,45 @@ def test_bfloat16_all_the_way(name):
     assert np.abs(logits_of(low) - expected).max() < 0.1 * np.abs(expected).max()
 
 
+TIED = [
+    *(hf.gpt2("tied"), hf.bert("tied"), families.llama("tied", tie_word_embeddings=True), BY_NAME["gemma-plain"]),
+    *(BY_NAME[name] for name in ("mistral-no-window", "qwen3-bias", "opt-plain", "opt-350m", "gpt_neox-sequential")),
+    *(BY_NAME[name] for name in ("bloom-plain", "roberta-plain", "camembert-decoder", "distilbert-plain")),
+    BY_NAME["gpt_neo-plain"],
+]
+
+
+@pytest.mark.parametrize("case", TIED, ids=lambda case: case.name)
+def test_a_tied_model_of_which_only_the_head_is_stored_loads_as_in_transformers(case, tmp_path):
+    theirs = hf.make(case)
+    head, table = models.FAMILIES[theirs.config.model_type].tied
+
+    def move(tensors):
+        (name,) = [name for name in tensors if name.endswith(table)]
+        prefix = "cls.predictions.decoder" if theirs.config.model_type == "bert" else head.removesuffix(".weight")
+        return {(f"{prefix}.weight" if key == name else key): value for key, value in tensors.items()}
+
+    ours = rewritten(case, tmp_path, move)
+    again = type(theirs).from_pretrained(tmp_path)
+    np.testing.assert_array_equal(
+        again.get_input_embeddings().weight.detach(), theirs.get_input_embeddings().weight.detach()
+    )
+    for path, value in checkpoint.parameters(hf.ours(case)).items():
+        np.testing.assert_array_equal(checkpoint.parameters(ours)[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["llama-plain", "opt-plain", "gpt_neox-parallel", "bloom-plain", "gpt_neo-plain"])
+def test_value_heads_are_passed_over_with_a_line(name, tmp_path, caplog):
+    case = BY_NAME[name]
+    extra = {"v_head.summary.weight": torch.ones(1, 24), "v_head.summary.bias": torch.ones(1)}
+    ours = rewritten(case, tmp_path, lambda tensors: {**tensors, **extra})
+    assert [line.partition(" ")[2] for line in caplog.messages] == [
+        "holds heads for other tasks, which are passed over: v_head.summary.bias; v_head.summary.weight."
+    ]
+    for path, value in checkpoint.parameters(hf.ours(case)).items():
+        np.testing.assert_array_equal(checkpoint.parameters(ours)[path], value, err_msg=path)
+
+
 # --- config files -----------------------------------------------------------------------------------------------------
 
 

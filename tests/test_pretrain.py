@@ -1,6 +1,8 @@
 """Pretraining: packing, losses, masking, the optimizer, devices, and a run that is killed and goes on."""
 
+import contextlib
 import functools
+import shutil
 import signal
 
 import jax
@@ -246,6 +248,30 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot be restored"):
         resume.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
     manager.close()
+
+
+@pytest.mark.parametrize(("of", "under"), [(2, 3), (1, 3), (3, 9)])
+def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
+    state, said = {"step": jnp.zeros((), jnp.int32), "a": jnp.ones(3)}, []
+    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+        for step in (1, 2, 3):
+            resume.save(manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step)})
+            manager.wait_until_finished()
+    shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
+    shutil.copytree(tmp_path / f"{of}", tmp_path / f"{under}")
+    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+        with pytest.raises(
+            ValueError, match=f"checkpoint {under} in .* is that of step {of} under another number: del"
+        ):
+            resume.mean(manager, state, 2)
+        restored = resume.restore(manager, state, say=said.append)
+        right = {2: 2, 1: 2, 3: 3}[of]
+        assert int(restored["step"]) == right
+        np.testing.assert_array_equal(restored["a"], np.full(3, right))
+        assert said == [
+            f"checkpoint {under} in {manager.directory} is that of step {of} under another number: it is left out"
+        ]
+        assert max(manager.all_steps()) == right
 
 
 WORDS = "return the value of each array when a given shape is not known before it was read".split()

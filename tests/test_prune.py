@@ -2,7 +2,9 @@
 distillation lose less than deletion, and a sweep compiles nothing new.
 """
 
+import contextlib
 import json
+import os
 
 import jax
 import numpy as np
@@ -125,6 +127,47 @@ def test_a_model_with_maps_comes_back(gpt2, tmp_path):
         surgery.load_pruned(tmp_path)
     surgery.save_pruned(tmp_path, gpt2, "delete", (1,), {}, info)  # leaves nothing of the maps behind
     assert not surgery.load_pruned(tmp_path)[2]
+
+
+def test_a_model_with_maps_is_not_read_as_the_whole_model(gpt2, tmp_path):
+    info = MapsInfo(**{**INFO.__dict__, "model_hash": model_hash(parameters(gpt2))})
+    maps = {(1, 2): jmat.Linear(np.eye(64, dtype=np.float32))}
+    surgery.save_pruned(tmp_path, gpt2, "map", (1,), maps, info)
+    with pytest.raises(ValueError, match=r"holds a pruned model: .* Read it with experiments\.tasks or jmat\.prune"):
+        jmat.load(tmp_path)
+    assert jmat.load(tmp_path, ignore_maps=True)[0].config.layers == 4
+
+
+@pytest.mark.parametrize("method", ["map", "delete"])
+def test_a_folder_that_is_half_saved_is_no_model(gpt2, tmp_path, method, monkeypatch):
+    """The process is killed where a file moves to its place; a model with as many blocks was there before."""
+    info = MapsInfo(**{**INFO.__dict__, "model_hash": model_hash(parameters(gpt2))})
+    maps = {(1, 2): jmat.Linear(np.eye(64, dtype=np.float32))}
+    replace, left = os.replace, []
+
+    def killed(*paths):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(*paths)
+
+    for moved in range(3 if method == "delete" else 6):
+        surgery.save_pruned(tmp_path, gpt2, "delete", (2,), {}, info)
+        if not moved and method == "map":
+            surgery.save_pruned(tmp_path, gpt2, "map", (2,), {(2, 3): maps[1, 2]}, info)
+        left[:] = [True] * moved
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(os, "replace", killed)
+            surgery.save_pruned(tmp_path, gpt2, method, (1,), maps if method == "map" else {}, info)
+            assert moved == (2 if method == "delete" else 5)
+            assert surgery.load_pruned(tmp_path)[0].config.layers == (3 if method == "delete" else 4)
+            return
+        unfinished = r"holds no config\.json; .* killed while it saved the model"
+        with pytest.raises(FileNotFoundError, match=unfinished):
+            surgery.load_pruned(tmp_path)
+        with pytest.raises((FileNotFoundError, ValueError), match=f"{unfinished}|holds a pruned model"):
+            jmat.load(tmp_path)
+    pytest.fail("the model was never saved whole")
 
 
 def test_what_cannot_be_merged_is_refused(bert, gpt2):

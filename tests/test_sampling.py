@@ -29,7 +29,7 @@ def test_causal_tokens_read_back_as_the_text(bpe):
 
 def test_long_text_is_cut_and_counted(bpe, wordpiece, caplog):
     long = "a list of values and a list of values and a list of values"
-    with caplog.at_level(logging.WARNING, logger="jmat.data.sampling"):
+    with caplog.at_level(logging.WARNING, logger="jmat.data.encoding"):
         short, cut = tokenize(["a list.", long], wordpiece, max_length=8, special_tokens=True)
     assert "1 of 2 sentences were cut at 8 tokens" in caplog.text
     assert len(cut) == 8
@@ -64,12 +64,14 @@ def test_din2023_draws_every_position_alike(wordpiece):
     assert ((counts - 1500 / T) ** 2 / (1500 / T)).sum() < T + 5 * np.sqrt(2 * T)
 
 
-def test_din2023_gives_causal_models_no_special_token(bpe, wordpiece):
+def test_din2023_gives_causal_models_what_stands_in_front(bpe, wordpiece):
     split = make_examples(TEXT, TEXT[:9], bpe, protocol="din2023", max_length=64, seed=0, masked=False).fit
     assert bpe.decode(split.tokens[: split.lengths[0]]) == TEXT[0]
     assert (split.positions == 0).any()
     split = make_examples(TEXT, TEXT[:9], wordpiece, protocol="din2023", max_length=64, seed=0, masked=False).fit
-    assert not np.isin(split.tokens, [wordpiece.cls_token_id, wordpiece.sep_token_id]).any()
+    assert (split.tokens[split.starts] == wordpiece.cls_token_id).all()
+    assert (split.positions == 0).any()
+    assert wordpiece.sep_token_id not in split.tokens
 
 
 def test_jmat_draws_different_eligible_positions(bpe, wordpiece):

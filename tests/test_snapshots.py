@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ def test_a_snapshot_holds_the_state_of_its_batch_though_that_is_used_up(tmp_path
     go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {}))
     assert steps(tmp_path) == [5, 6]
     for step in steps(tmp_path):
-        there = np.frombuffer((tmp_path / str(step) / "default" / "sums").read_bytes()[:-4])
+        there = np.frombuffer((tmp_path / str(step) / "default" / "sums").read_bytes()[:-12])
         np.testing.assert_allclose(there, np.full(600, sum(1 / k for k in range(1, step + 1))), rtol=1e-15)
 
 
@@ -89,8 +90,8 @@ def test_snapshots_of_something_else_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:-20], "expected 4804 bytes, got 4784"),
-        (lambda content: content + b"more", "expected 4804 bytes, got 4808"),
+        (lambda content: content[:-20], "expected 4812 bytes, got 4792"),
+        (lambda content: content + b"more", "expected 4812 bytes, got 4816"),
         (lambda content: content[:77] + bytes([content[77] ^ 1]) + content[78:], "its checksum is another one"),
     ],
     ids=["cut", "longer", "one bit"],
@@ -109,6 +110,41 @@ def test_a_damaged_snapshot_is_left_out(tmp_path, damage, reason):
         )
         assert then is None or said[-1].startswith(then)
         said.clear()
+
+
+@pytest.mark.parametrize(("of", "under"), [(5, 6), (5, 4), (6, 5), (6, 7), (6, 999999)])
+@pytest.mark.parametrize("whole", [True, False], ids=["the folder", "the sums alone"])
+def test_a_snapshot_under_another_number_is_left_out(tmp_path, of, under, whole):
+    want, said, part = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a"})), [], "default/sums"
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / f"{of}", copy)
+    if not whole and under <= TOTAL:
+        if (tmp_path / f"{under}").exists():
+            (tmp_path / f"{under}" / part).write_bytes((copy / part).read_bytes())
+        shutil.rmtree(copy)
+    else:
+        shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
+        copy.rename(tmp_path / f"{under}")
+    for step in steps(tmp_path):  # only what lies under the wrong number, and older ones
+        if step > under:
+            shutil.rmtree(tmp_path / f"{step}")
+    got = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a"}, said.append))
+    np.testing.assert_array_equal(got["sum"], want["sum"])
+    assert steps(tmp_path) == [5, 6]
+    if whole or under in (5, 6):
+        reason = f"it is that after batch {of} under another number" if under <= TOTAL else "there are only 6 batches"
+        assert said[0] == f"snapshot {under} in {tmp_path} is damaged ({reason}): it is left out"
+
+
+def test_snapshots_of_version_0_1_go_on(tmp_path):
+    want, said = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {})), []
+    for step in steps(tmp_path):
+        file = tmp_path / f"{step}" / "default" / "sums"
+        arrays = file.read_bytes()[:-12]
+        file.write_bytes(arrays + zlib.crc32(arrays).to_bytes(4))
+    got = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {}, said.append))
+    np.testing.assert_array_equal(got["sum"], want["sum"])
+    assert said == [f"going on after batch 6 of 6, from {tmp_path}"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "removed", "all removed"])

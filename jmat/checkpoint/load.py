@@ -8,11 +8,12 @@ import huggingface_hub.errors
 import jax
 
 from jmat.checkpoint import load_model
-from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
-from jmat.errors import first_line, in_one_line
+from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
+from jmat.errors import first_line
 from jmat.mesh import data_mesh
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
+PRUNED = "pruned.json"  # says which blocks of the model are replaced by the maps beside it
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -23,6 +24,7 @@ def load(
     revision: str | None = None,
     ignore_config: tuple[str, ...] = (),
     shard_parameters: bool = False,
+    ignore_maps: bool = False,
 ) -> tuple[Any, Any]:
     """Loads a model and its tokenizer.
 
@@ -32,6 +34,7 @@ def load(
       dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+      ignore_maps: load the whole model of a folder that `prune --save` wrote with maps, without these.
       shard_parameters: split every parameter over the local devices (`jmat.mesh.parameter_sharding`) as it is read.
 
     Returns:
@@ -39,13 +42,21 @@ def load(
 
     Raises:
       FileNotFoundError: no such model, here or on the hub.
-      ValueError: a checkpoint that jmat does not implement, or that is damaged; all problems in one message.
+      ValueError: a checkpoint that jmat does not implement, or that is damaged, all problems in one message; a
+        tokenizer that does not load, or that is another model's.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
     folder = find(name_or_folder, revision=revision)
+    if (folder / PRUNED).is_file() and not ignore_maps:
+        raise ValueError(
+            f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
+            "experiments.tasks or jmat.prune.surgery.load_pruned."
+        )
     mesh = data_mesh(jax.local_devices()) if shard_parameters else None
-    return load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
+    model, tokenizer = load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
+    check_tokenizer(tokenizer, model.config.vocab_size, str(name_or_folder))
+    return model, tokenizer
 
 
 def bundled() -> list[str]:
@@ -76,28 +87,9 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     return _download(name, revision)
 
 
-def load_tokenizer(folder: pathlib.Path) -> Any:
-    """The folder's tokenizer, or None if it has no tokenizer files. That of a GGUF file lies beside it, or in it."""
-    gguf = find_gguf(folder)
-    folder = folder if gguf is None else gguf.parent
-    inside = {}
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
-        if gguf is None or not holds_tokenizer(gguf):
-            return None
-        inside = {"gguf_file": gguf.name}
-    import transformers  # here, because it takes seconds to import
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **inside
-        )
-    except Exception as error:
-        raise ValueError(f"the tokenizer in {folder} does not load: {in_one_line(error)}") from None
-
-
 def _download(name: str, revision: str | None) -> pathlib.Path:
     errors = huggingface_hub.errors
-    about = ["*.json", "vocab.txt", "merges.txt", "tokenizer.model"]
+    about = ["*.json", *TOKENIZER_FILES]
     safe, pickled = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
     def fetch(weights: list[str]) -> pathlib.Path:

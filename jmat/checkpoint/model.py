@@ -7,6 +7,7 @@ together. Tensors are read one at a time, so that loading peaks at little more t
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import pathlib
 import re
@@ -24,10 +25,10 @@ from jax.sharding import Mesh
 from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
-from jmat.files import save_atomically
+from jmat.files import save_together
 from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
-from jmat.models.family import Family, Key
+from jmat.models.family import OTHER_HEADS, Family
 
 
 def load_model(
@@ -42,6 +43,7 @@ def load_model(
       ValueError: a config field that is not implemented; missing, surplus or misshapen tensors (all of them, by name);
         a corrupt file; weights that are not finite.
     """
+    _refuse_adapters(folder)
     gguf = find_gguf(folder)
     opened: contextlib.AbstractContextManager[TensorFiles]
     if gguf is None:
@@ -56,9 +58,8 @@ def load_model(
             raise ValueError(f"{folder} does not fit its config.json: {what}.")
         names = _our_names(files, family)
         config = _settle_head(config, family, names, files)
+        chosen = _match(config, family, _with_tied_table(config, family, names), files)
         model = jax.eval_shape(lambda: build(config, nnx.Rngs(0)))
-        wanted = parameters(model)
-        chosen = _match(config, family, names, files, wanted)
         arrays: dict[str, jax.Array] = {}
         # The largest first, while there is room for a second copy of it.
         for key in sorted(family.keys(config), key=lambda key: -math.prod(files.shapes[chosen[key.file]])):
@@ -70,6 +71,19 @@ def load_model(
     return with_parameters(model, arrays)
 
 
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+
+
+def _refuse_adapters(folder: pathlib.Path) -> None:
+    """Raises ValueError where a folder holds an adapter, which would change what the model beside it computes."""
+    if name := next((name for name in _ADAPTERS if (folder / name).is_file()), None):
+        raise ValueError(
+            f"{folder} holds an adapter, such as of LoRA ({name}), which jmat does not apply: merge it into its model "
+            "first (peft: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other)), "
+            "or move the adapter's files elsewhere to load the model without it."
+        )
+
+
 def _put(part: np.ndarray, dtype: str, mesh: Mesh | None) -> jax.Array:
     if mesh is None:
         return jnp.asarray(part, dtype=dtype)
@@ -77,7 +91,10 @@ def _put(part: np.ndarray, dtype: str, mesh: Mesh | None) -> jax.Array:
 
 
 def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:
-    """Writes config.json and model.safetensors as transformers does; whole or not at all."""
+    """Writes model.safetensors and config.json as transformers does; whole or not at all.
+
+    config.json, without which nobody reads the folder as a model, comes last.
+    """
     config, family = model.config, FAMILIES[model.config.family]
     params = parameters(model)
     tensors = {}
@@ -86,8 +103,12 @@ def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> N
         tensors[_full_name(key.file, family)] = np.ascontiguousarray(tensor).astype(dtype)
     hf = {**config.to_hf(), "dtype": dtype}
     folder.mkdir(parents=True, exist_ok=True)
-    save_atomically(folder / "config.json", lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"))
-    save_atomically(folder / "model.safetensors", lambda path: _write_safetensors(path, tensors))
+    save_together(
+        {
+            folder / "model.safetensors": lambda path: _write_safetensors(path, tensors),
+            folder / "config.json": lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"),
+        }
+    )
 
 
 def _write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
@@ -146,11 +167,20 @@ def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], 
     return config
 
 
-def _match(
-    config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles, wanted: Mapping[str, Any]
-) -> dict[str, str]:
-    """Key → name in the file. Raises ValueError with every missing, surplus and misshapen tensor."""
+def _with_tied_table(config: ModelConfig, family: Family, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Lets the head's tensor stand for the embedding where they are tied and only the head's is stored."""
+    head, table = family.tied
+    return {**names, table: names[head]} if config.tied_head and head in names and table not in names else names
+
+
+def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> dict[str, str]:
+    """Returns, for each key, the name of its tensor in the file.
+
+    Raises ValueError with every missing, surplus and misshapen tensor. Nothing of the size that the config asks for is
+    made before: all blocks have the shapes of the first, which is only traced.
+    """
     problems, chosen, used = [], {}, set()
+    shapes = _parameter_shapes(config)
     for key in family.keys(config):
         present = [name for name in (key.file, *key.aliases) if name in names]
         used.update(present)
@@ -158,13 +188,13 @@ def _match(
             problems.append(f"missing {_full_name(key.file, family)}")
             continue
         chosen[key.file] = names[present[0]]
-        expected = _file_shape(key, wanted)
+        expected = key.layout.shape(tuple(shapes[_of_first_block(path)] for path in key.params))
         shape, stored_as = files.shapes[chosen[key.file]], files.dtypes[chosen[key.file]]
         if shape != expected:
             problems.append(f"{chosen[key.file]} has shape {shape}, expected {expected}")
         if stored_as not in FLOATS:
             problems.append(f"{chosen[key.file]} is {stored_as}, expected {', '.join(FLOATS)}")
-    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in family.ignored))
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in (*family.ignored, OTHER_HEADS)))
     used.update(family.tied if config.tied_head else ())  # a copy of the embedding, stored once more
     taken = set(names.values())
     problems += [
@@ -175,12 +205,22 @@ def _match(
     ]
     if problems:
         raise ValueError(f"{files.folder} does not fit its config.json: {_listed(problems)}.")
+    if other := [stored for name, stored in names.items() if name not in used and re.fullmatch(OTHER_HEADS, name)]:
+        logging.getLogger(__name__).warning(
+            "%s holds heads for other tasks, which are passed over: %s.", files.folder, _listed(other, most=4)
+        )
     return chosen
 
 
-def _file_shape(key: Key, wanted: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that the file's tensor must have for our parameters to come out right."""
-    return key.layout.save(tuple(np.broadcast_to(np.int8(0), wanted[path].shape) for path in key.params)).shape
+def _parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters of the model with its first block only, by dotted path."""
+    first = dataclasses.replace(config, layers=1, windows=config.windows[:1])
+    model = jax.eval_shape(lambda: build(first, nnx.Rngs(0)))
+    return {path: value.shape for path, value in parameters(model).items()}
+
+
+def _of_first_block(path: str) -> str:
+    return re.sub(r"^blocks\.\d+\.", "blocks.0.", path)
 
 
 def _check_finite(tensor: np.ndarray, name: str, folder: pathlib.Path, dtype: str) -> None:

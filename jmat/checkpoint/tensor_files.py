@@ -18,6 +18,9 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from jmat.errors import in_one_line
+from jmat.json_files import read_json_object
+
 # The dtypes that hold weights, as safetensors calls them.
 FLOATS: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
 _ALL = slice(None)
@@ -38,8 +41,12 @@ class TensorFiles:
     read: Callable[..., np.ndarray]
 
     def equal(self, a: str, b: str, *, rows: int = 4096) -> bool:
-        """Whether two tensors (of at least one axis) hold the same weights, without reading either of them whole."""
-        if self.shapes[a] != self.shapes[b] or not {self.dtypes[a], self.dtypes[b]} <= FLOATS.keys():
+        """Whether two tensors of at least one axis hold the same weights, without reading either of them whole."""
+        if (
+            not self.shapes[a]
+            or self.shapes[a] != self.shapes[b]
+            or not {self.dtypes[a], self.dtypes[b]} <= FLOATS.keys()
+        ):
             return False
         pieces = (slice(i, i + rows) for i in range(0, self.shapes[a][0], rows))
         return all(np.array_equal(self.read(a, piece), self.read(b, piece)) for piece in pieces)
@@ -69,9 +76,9 @@ def open_weights(folder: pathlib.Path) -> Iterator[TensorFiles]:
 
 def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+        names = sorted({str(name) for name in read_json_object(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index} is not a shard index ({error!r}); download it again.") from None
+        raise ValueError(f"{index} is not a shard index ({in_one_line(error)}); download it again.") from None
     outside = [name for name in names if pathlib.Path(name).name != name]
     if outside:
         raise ValueError(f"{index} names {outside[0]!r}, which is outside its folder.")
@@ -190,6 +197,7 @@ def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
     """The tensors of one file. Today's format, a zip, is mapped and not read; the old one is read whole."""
     import torch
 
+    _refuse_compressed(path)
     try:
         with warnings.catch_warnings(action="ignore"):
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -205,4 +213,24 @@ def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
         for name, value in tensors.items()
     ):
         raise ValueError(f"{path} is not a table of named dense tensors; it was not loaded.")
+    for name, tensor in tensors.items():
+        if tensor.nbytes > tensor.untyped_storage().nbytes():  # one number, say, that stands for a thousand
+            shape, size = tuple(tensor.shape), tensor.untyped_storage().nbytes()
+            raise ValueError(
+                f"{name} in {path} announces the shape {shape}, and holds {size} bytes; it was not loaded."
+            )
     return tensors
+
+
+def _refuse_compressed(path: pathlib.Path) -> None:
+    """Raises ValueError for a zip that torch did not write: its parts are stored as they are, so that they are mapped.
+
+    A compressed one could take a thousand times its size in memory.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compressed = [part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+        return  # the old format; or damaged, as torch will say
+    if compressed:
+        raise ValueError(f"{path} is corrupt or holds more than tensors ({compressed[0]} is compressed): not loaded.")

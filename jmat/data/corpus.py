@@ -157,7 +157,7 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is a folder, or not UTF-8.
+      ValueError: it is a folder, not UTF-8, or holds NUL characters.
     """
     path = Path(path)
     if not path.exists():
@@ -165,9 +165,15 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
     try:
-        return [line.strip() for line in path.read_text("utf-8-sig").split("\n")]
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
+    if (at := text.find("\0")) >= 0:  # UTF-16 without a byte-order mark is valid UTF-8 with NUL behind every letter
+        raise ValueError(
+            f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no plain text, or UTF-16: "
+            "convert it to UTF-8, for example with iconv -f UTF-16LE -t UTF-8."
+        )
+    return [line.strip() for line in text.split("\n")]
 
 
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's

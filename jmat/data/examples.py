@@ -12,7 +12,10 @@ import numpy as np
 from jaxtyping import Int, Int32
 from numpy import ndarray
 
+from jmat.data.npz import read_arrays
 from jmat.files import save_atomically
+
+_FIELDS = ("tokens", "lengths", "positions", "rows")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,13 +138,11 @@ def load_examples(path: str | os.PathLike[str]) -> Examples:
     if not path.exists():
         raise FileNotFoundError(f"there is no examples file {path}.")
     try:
-        # The file is opened here, since numpy leaves it open where the zip is damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # a damaged zip makes numpy raise a dozen different ones
+        arrays = read_arrays(path, [f"{split}_{field}" for split in ("fit", "eval") for field in _FIELDS])
+    except ValueError as error:
         raise ValueError(
-            f"{path} is not a readable .npz: it is corrupt, truncated, or something else ({type(error).__name__}); "
-            "make it again with jmat.data.save_examples."
+            f"{path} is not a readable .npz: it is corrupt, truncated, or something else ({error}); make it again with "
+            "jmat.data.save_examples."
         ) from None
     try:
         examples = Examples(fit=_split(arrays, "fit"), eval=_split(arrays, "eval"))
@@ -154,7 +155,7 @@ def load_examples(path: str | os.PathLike[str]) -> Examples:
 
 
 def _split(arrays: dict[str, ndarray], name: str) -> Split:
-    fields = [field for field in ("tokens", "lengths", "positions", "rows") if f"{name}_{field}" in arrays]
+    fields = [field for field in _FIELDS if f"{name}_{field}" in arrays]
     if missing := {"tokens", "lengths", "positions"}.difference(fields):
         raise ValueError(
             f"{', '.join(f'{name}_{field}' for field in sorted(missing))} missing; found {sorted(arrays)}."

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from jmat.data.corpus import text_lines
+from jmat.data.encoding import check_text
 
 Item = TypeVar("Item")
 
@@ -20,7 +21,8 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no UTF-8 text, holds nothing, or `parse` refuses one of its lines.
+      ValueError: it is no UTF-8 text, holds nothing, a line is nested too deeply or spells half a character, or
+        `parse` refuses one.
     """
     lines = text_lines(path)
     if not any(lines):
@@ -31,13 +33,17 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
             continue
         try:
             fields = json.loads(line)
+            if "\\u" in line:  # the only way in which JSON can spell half a character
+                check_text(json.dumps(fields, ensure_ascii=False), "the text of this line")
             if not isinstance(fields, dict):
                 raise ValueError("this line is not a JSON object")
             items.append(parse(fields))
         except json.JSONDecodeError:
             raise ValueError(f"{path}, line {number} is not JSON; expected {expected}.") from None
+        except RecursionError:
+            raise ValueError(f"{path}, line {number} is nested too deeply; expected {expected}.") from None
         except KeyError as error:
             raise ValueError(f"{path}, line {number}: {error} is missing; expected {expected}.") from None
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}; expected {expected}.") from None
+            raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}; expected {expected}.") from None
     return items

@@ -1,15 +1,16 @@
 """Sentences → tokens → examples: which positions are read, by protocol."""
 
 import hashlib
-import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 from numpy import ndarray
 
+from jmat.data import encoding
+from jmat.data.encoding import encode
 from jmat.data.examples import Examples, Split
 
 PROTOCOLS = ("din2023", "jmat")
@@ -18,44 +19,25 @@ PROTOCOLS = ("din2023", "jmat")
 def tokenize(
     sentences: Sequence[str], tokenizer: Any, max_length: int, special_tokens: bool
 ) -> list[Int32[ndarray, " _"]]:
-    """The token ids of each sentence, by a `transformers` tokenizer.
+    """Returns the token ids of each sentence, with all special tokens of a `transformers` tokenizer, or without.
 
-    Sentences without any token of their own are left out; cuts and raises as `tokenize_each`.
+    Sentences without any token of their own are left out; cuts, logs and raises as `jmat.data.encoding.encode`, which
+    also gives causal models theirs.
     """
-    pieces = tokenize_each(sentences, tokenizer, max_length, special_tokens)
-    return [piece for piece in pieces if piece is not None]
+    special = encoding.special_tokens(tokenizer, masked=True) if special_tokens else encoding.SpecialTokens()
+    return [piece for piece in encode(sentences, tokenizer, max_length, special) if piece is not None]
 
 
-def tokenize_each(
-    sentences: Sequence[str], tokenizer: Any, max_length: int, special_tokens: bool
-) -> list[Int32[ndarray, " _"] | None]:
-    """The same for every sentence: None where it has no token of its own.
+def skipped_tokens(tokenizer: Any, *, masked: bool, skip_special: bool | None) -> Collection[int]:
+    """Returns the ids of tokens that protocol `jmat` does not read, given its setting.
 
-    What is longer than `max_length` is cut by the tokenizer's own rule (BERT's [SEP] stays last), and how many were is
-    logged.
-
-    Raises:
-      ValueError: `max_length` leaves no room for text.
+    By default (None) special tokens are left out for a masked model, and for a causal one whose tokenizer puts any in
+    front of a text, such as BOS. The token for unknown words is read always: it stands for text.
     """
-    added = tokenizer.num_special_tokens_to_add() if special_tokens else 0
-    if max_length <= added:
-        raise ValueError(f"max_length={max_length} leaves no room for text beside {added} special tokens.")
-
-    def encode(texts: list[str], **options: Any) -> list[list[int]]:
-        return (
-            tokenizer(texts, add_special_tokens=special_tokens, verbose=False, **options)["input_ids"] if texts else []
-        )
-
-    encoded = encode(list(sentences))
-    too_long = [i for i, ids in enumerate(encoded) if len(ids) > max_length]
-    shorter = encode([sentences[i] for i in too_long], truncation=True, max_length=max_length)
-    for i, ids in zip(too_long, shorter, strict=True):
-        encoded[i] = ids
-    if too_long:
-        logging.getLogger(__name__).warning(
-            "%d of %d sentences were cut at %d tokens.", len(too_long), len(encoded), max_length
-        )
-    return [np.asarray(ids, np.int32) if len(ids) > added else None for ids in encoded]
+    before = encoding.special_tokens(tokenizer, masked=masked).before
+    if not (skip_special if skip_special is not None else masked or before):
+        return ()
+    return {*(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), *before}
 
 
 def make_examples(
@@ -71,11 +53,12 @@ def make_examples(
     skip_first: int | None = None,
     skip_special: bool | None = None,
 ) -> Examples:
-    """Tokenizes, and draws the positions of the examples. Masked models get their special tokens, causal ones none.
+    """Tokenizes, and draws the positions of the examples. Special tokens are those of `jmat.data.encoding`.
 
     `din2023` is the protocol of arXiv 2303.09435: one position a sentence, uniform over all its tokens, the first one
-    and [CLS] and [SEP] included. `jmat` draws `positions_per_sentence` different ones (fewer where there are no more)
-    and leaves out what is no prediction worth making: a causal model's first token, a masked one's special tokens.
+    and BOS, [CLS] and [SEP] included. `jmat` draws `positions_per_sentence` different ones (fewer where there are no
+    more) and leaves out what is no prediction worth making: special tokens, and a causal model's first position, which
+    is BOS where the tokenizer puts one there, and else the first token of the text.
 
     Args:
       protocol: one of `PROTOCOLS`.
@@ -83,8 +66,8 @@ def make_examples(
       seed: draws the positions, independently for the two parts.
       masked: whether the model is a masked one (BERT) or a causal one (GPT-2).
       positions_per_sentence: for `jmat`.
-      skip_first: for `jmat`, how many first tokens are left out; default 1, for masked models 0.
-      skip_special: for `jmat`, whether special tokens are left out; default: for masked models.
+      skip_first: for `jmat`, how many first positions are left out, BOS counted; default 1, for masked models 0.
+      skip_special: for `jmat`, whether special tokens are left out; default as in `skipped_tokens`.
 
     Raises:
       ValueError: an unknown protocol, settings against the protocol, no sentence with an eligible position.
@@ -99,14 +82,17 @@ def make_examples(
         raise ValueError(f"positions_per_sentence={positions_per_sentence}, skip_first={skip_first}: need ≥ 1 and ≥ 0.")
     if skip_first is None:
         skip_first = int(protocol == "jmat" and not masked)
-    if skip_special is None:
-        skip_special = protocol == "jmat" and masked
-    skipped = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}) if skip_special else []
+    special = encoding.special_tokens(tokenizer, masked=masked)
+    skipped: list[int] = []
+    if protocol == "jmat":
+        skipped = sorted(skipped_tokens(tokenizer, masked=masked, skip_special=skip_special))
 
     def part(name: str, sentences: Sequence[str], stream: int) -> Split:
         kept, positions = [], []
         copies: Counter[bytes] = Counter()
-        for tokens in tokenize(sentences, tokenizer, max_length, special_tokens=masked):
+        for tokens in encode(sentences, tokenizer, max_length, special):
+            if tokens is None:
+                continue
             eligible = np.flatnonzero(~np.isin(tokens, skipped))
             eligible = eligible[eligible >= skip_first]
             if len(eligible):

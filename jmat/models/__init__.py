@@ -1,6 +1,5 @@
 """The architectures, by Hugging Face's `model_type`."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from flax import nnx
 from jmat.config import ModelConfig
 from jmat.config_reader import ConfigReader
 from jmat.errors import shortened
+from jmat.json_files import read_json_object
 from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama, opt, roberta
 from jmat.models.family import Family, Transformer
 
@@ -61,14 +61,15 @@ def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:
 
 
 def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """The ModelConfig of a folder. Raises FileNotFoundError or ValueError where its config.json is not usable."""
+    """Returns the ModelConfig of a folder. Raises FileNotFoundError or ValueError without a usable config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no config.json; expected a Hugging Face model folder.")
+        raise FileNotFoundError(
+            f"{folder} holds no config.json; expected a Hugging Face model folder. Where a run of "
+            "jmat was killed while it saved the model there, start it again."
+        )
     try:
-        hf = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download the model again.") from None
-    if not isinstance(hf, dict):
-        raise ValueError(f"{path} holds a {type(hf).__name__}; expected an object of config fields.")
+        hf = read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}; download the model again.") from None
     return config_from_hf(hf, ignore)

@@ -156,6 +156,5 @@ FAMILY = Family(
         r"embeddings\.token_type_ids",
         r"pooler\..*",
         r"cls\.seq_relationship\..*",
-        r"(classifier|qa_outputs)\..*",
     ),
 )

@@ -116,5 +116,4 @@ FAMILY = Family(
     prefixes=("transformer.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "word_embeddings.weight"),
-    ignored=(r"score\.weight", r"(classifier|qa_outputs)\..*"),
 )

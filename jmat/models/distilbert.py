@@ -75,5 +75,5 @@ FAMILY = Family(
     prefixes=("distilbert.",),
     head_prefixes=("vocab_",),
     tied=("vocab_projector.weight", "embeddings.word_embeddings.weight"),
-    ignored=(r"embeddings\.position_ids", r"(pre_classifier|classifier|qa_outputs)\..*"),
+    ignored=(r"embeddings\.position_ids",),
 )

@@ -22,21 +22,27 @@ class Transformer(nnx.Module):
         self.head = family.head(config, rngs=rngs) if config.has_head else None
 
 
+Shape = tuple[int, ...]
+
+
 class Layout(NamedTuple):
     """How one tensor of a file becomes our parameters, and back. Both directions take and give tuples of arrays."""
 
     load: Callable[[Any], tuple[Any, ...]]
     save: Callable[[tuple[Any, ...]], Any]
+    shape: Callable[[tuple[Shape, ...]], Shape]  # of the file's tensor, by the shapes of our parameters
 
 
-PLAIN = Layout(lambda tensor: (tensor,), lambda params: params[0])
-TRANSPOSED = Layout(lambda tensor: (tensor.T,), lambda params: params[0].T)
+PLAIN = Layout(lambda tensor: (tensor,), lambda params: params[0], lambda shapes: shapes[0])
+TRANSPOSED = Layout(lambda tensor: (tensor.T,), lambda params: params[0].T, lambda shapes: shapes[0][::-1])
 
 
 def fused(parts: int) -> Layout:
     """Several parameters lie side by side along the last axis of the file's tensor."""
     return Layout(
-        lambda tensor: tuple(np.split(tensor, parts, axis=-1)), lambda params: np.concatenate(params, axis=-1)
+        lambda tensor: tuple(np.split(tensor, parts, axis=-1)),
+        lambda params: np.concatenate(params, axis=-1),
+        lambda shapes: (*shapes[0][:-1], sum(shape[-1] for shape in shapes)),
     )
 
 
@@ -51,7 +57,7 @@ def interleaved(parts: int, heads: int) -> Layout:
         by_head = [param.T.reshape(heads, -1, *param.shape[:-1]) for param in params]
         return np.stack(by_head, axis=1).reshape(-1, *params[0].shape[:-1])
 
-    return Layout(load, save)
+    return Layout(load, save, lambda shapes: (sum(shape[-1] for shape in shapes), *shapes[0][-2::-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,10 @@ def norm_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
     return [scale, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [scale]
 
 
+# Heads for other tasks than predicting tokens, as transformers and trainers by rewards (`v_head`) store them.
+OTHER_HEADS = r"(score|classifier|pre_classifier|qa_outputs|multiple_choice_head|v_head|value_head|reward_head)\..*"
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """An architecture."""
@@ -94,4 +104,4 @@ class Family:
         default_factory=dict
     )  # other names of config fields → the usual ones
     renamed: tuple[tuple[str, str], ...] = ()  # beginnings of keys (regular expressions) → what we call them
-    ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours
+    ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours, besides OTHER_HEADS

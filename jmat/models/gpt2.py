@@ -80,7 +80,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 def keys(config: ModelConfig) -> list[Key]:
     """The checkpoint's tensors. Its Conv1D kernels are [in, out] already; q, k and v are fused."""
     table = [
-        Key("wte.weight", ("embed.tokens.table",), aliases=("lm_head.weight",) if config.tied_head else ()),
+        Key("wte.weight", ("embed.tokens.table",)),
         Key("wpe.weight", ("embed.positions.table",)),
         *norm_keys("ln_f", "final_norm"),
     ]
@@ -116,11 +116,6 @@ FAMILY = Family(
     prefixes=("transformer.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "wte.weight"),
-    # Causal-mask buffers of old files; heads for other tasks.
-    ignored=(
-        r"h\.\d+\.attn\.(bias|masked_bias)",
-        r"multiple_choice_head\..*",
-        r"score\.weight",
-        r"(classifier|qa_outputs)\..*",
-    ),
+    # Causal-mask buffers of old files.
+    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
 )

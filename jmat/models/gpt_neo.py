@@ -98,6 +98,6 @@ FAMILY = Family(
     prefixes=("transformer.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "wte.weight"),
-    # Causal-mask buffers of old files; heads for other tasks.
-    ignored=(r"h\.\d+\.attn\.attention\.(bias|masked_bias)", r"score\.weight", r"(classifier|qa_outputs)\..*"),
+    # Causal-mask buffers of old files.
+    ignored=(r"h\.\d+\.attn\.attention\.(bias|masked_bias)",),
 )

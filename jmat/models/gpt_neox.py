@@ -95,10 +95,6 @@ FAMILY = Family(
     head_prefixes=("embed_out.",),
     tied=("embed_out.weight", "embed_in.weight"),
     renamed=((r"lm_head\.", "embed_out."),),  # transformers 5 calls the head so
-    # Causal-mask buffers of old files; heads for other tasks.
-    ignored=(
-        r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-        r"score\.weight",
-        r"(classifier|qa_outputs)\..*",
-    ),
+    # Causal-mask buffers of old files.
+    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
 )

@@ -174,5 +174,5 @@ FAMILY = Family(
     prefixes=("model.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "embed_tokens.weight"),
-    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"score\.weight", r"(classifier|qa_outputs)\..*"),
+    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
 )

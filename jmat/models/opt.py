@@ -131,5 +131,5 @@ FAMILY = Family(
     head_prefixes=("lm_head.",),
     tied=("lm_head.weight", "embed_tokens.weight"),
     # The decoder owns `project_out`, which only a head reads.
-    ignored=("version", r"project_out\.weight", r"score\.weight", r"(classifier|qa_outputs)\..*"),
+    ignored=("version", r"project_out\.weight"),
 )

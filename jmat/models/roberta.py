@@ -59,5 +59,5 @@ FAMILY = Family(
     prefixes=("roberta.",),
     head_prefixes=("lm_head.",),
     tied=("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-    ignored=(r"embeddings\.(position_ids|token_type_ids)", r"pooler\..*", r"(classifier|qa_outputs)\..*"),
+    ignored=(r"embeddings\.(position_ids|token_type_ids)", r"pooler\..*"),
 )

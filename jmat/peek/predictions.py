@@ -16,12 +16,14 @@ import tokenizers.decoders
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.data import Split, tokenize
+from jmat.data import Split
+from jmat.data.encoding import encode, special_tokens
 from jmat.forward import logits
 
 Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
 
 _POSITIONS_AT_ONCE = 256  # bounds the memory of logits
+_LONG = 10_000  # tokens of a sentence that are counted, for the error
 
 
 class Sentence(TypedDict):
@@ -48,18 +50,19 @@ class Peek(TypedDict):
 
 
 def all_positions(sentences: Sequence[str], tokenizer: Any, *, max_length: int, masked: bool) -> Split:
-    """Every position of every sentence as an example. Masked models get their special tokens, causal ones none.
+    """Returns every position of every sentence as an example, those of special tokens included.
 
     Raises:
       ValueError: a sentence without tokens, or longer than the model's positions.
     """
     lists = []
+    special = special_tokens(tokenizer, masked=masked)
     for text in sentences:
-        tokens = tokenize([text], tokenizer, max_length=1 << 30, special_tokens=masked)
-        if not tokens or len(tokens[0]) > max_length:
-            size = len(tokens[0]) if tokens else "no"
+        (tokens,) = encode([text], tokenizer, max(max_length, _LONG), special)
+        if tokens is None or len(tokens) > max_length:
+            size = "no" if tokens is None else f"{_LONG} or more" if len(tokens) >= _LONG else len(tokens)
             raise ValueError(f"the sentence {text[:60]!r} has {size} tokens; expected 1 to {max_length}.")
-        lists += tokens
+        lists.append(tokens)
     if not lists:
         raise ValueError("there is no sentence; give at least one.")
     lengths = np.array([len(tokens) for tokens in lists], np.int32)

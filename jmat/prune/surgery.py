@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jmat.checkpoint import parameters, save_model, with_parameters
-from jmat.checkpoint.load import find, load
+from jmat.checkpoint.load import PRUNED, find, load
+from jmat.checkpoint.tokenizer import TOKENIZER_FILES
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
 from jmat.forward import model_dtype
@@ -24,13 +25,8 @@ from jmat.sites import Site
 
 # What config.json calls the number of blocks, where that is not num_hidden_layers.
 _LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "distilbert": "n_layers", "gpt_neo": "num_layers"}
-_ABOUT = "pruned.json"
 _MAPS = ("maps.safetensors", "maps.json")
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    "generation_config.json",
-)
+_COPIED = (*TOKENIZER_FILES, "generation_config.json")
 
 
 def remove_blocks(model: Any, removed: Collection[int]) -> Any:
@@ -89,7 +85,8 @@ def save_pruned(
 
     `delete` and `merge` give a Hugging Face folder of the smaller model, which transformers loads, too. `map` and
     `distil` give a Hugging Face folder of the whole model, with the maps beside it and `pruned.json`, which says which
-    blocks they replace; `load_pruned` reads both kinds.
+    blocks they replace; `load_pruned` reads both kinds. config.json is written last: while it is missing, nobody reads
+    a folder that is half-saved.
 
     Returns:
       The model whose weights were written.
@@ -104,19 +101,18 @@ def save_pruned(
     if ordinary:
         model = remove_blocks(fold(model, maps), removed)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (_ABOUT, *_MAPS):  # of an earlier model there
+    for name in ("config.json", PRUNED, *_MAPS):  # of an earlier model there
         (folder / name).unlink(missing_ok=True)
-    save_model(folder, model, dtype=model_dtype(model).name)
+    if not ordinary:
+        about = {"method": method, "removed": sorted(removed), "blocks": label(removed)}
+        save_atomically(folder / PRUNED, lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
+        save_maps(folder, {map_name("map", stretch): linear for stretch, linear in maps.items()}, info)
     if source is not None and source.is_dir():
-        for name in _TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        for path in (path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()):
+            shutil.copyfile(path, folder / path.name)
     elif tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    if not ordinary:
-        save_maps(folder, {map_name("map", stretch): linear for stretch, linear in maps.items()}, info)
-        about = {"method": method, "removed": sorted(removed), "blocks": label(removed)}
-        save_atomically(folder / _ABOUT, lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
+    save_model(folder, model, dtype=model_dtype(model).name)
     return model
 
 
@@ -140,8 +136,9 @@ def load_pruned(
       ValueError: as `jmat.load`; maps of another model, or that do not fit `pruned.json`.
     """
     folder = find(name_or_folder, revision=revision)
-    model, tokenizer = load(name_or_folder, dtype=dtype, revision=revision, ignore_config=ignore_config)
-    about = folder / _ABOUT
+    settings: dict[str, Any] = {"dtype": dtype, "revision": revision, "ignore_config": ignore_config}
+    model, tokenizer = load(name_or_folder, **settings, ignore_maps=True)
+    about = folder / PRUNED
     if not about.is_file():
         return model, tokenizer, {}
     try:

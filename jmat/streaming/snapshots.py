@@ -82,7 +82,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
         OSError: a snapshot cannot be written. Those before it are untouched.
     """
     with _opened(snapshots.folder) as manager, resume.sigterm_received() as received:
-        done, state = _newest(manager, start, snapshots)
+        done, state = _newest(manager, start, total, snapshots)
         if done:
             snapshots.say(f"going on after batch {done} of {total}, from {snapshots.folder}")
         last, written, stopped = time.monotonic(), done > 0, False
@@ -91,7 +91,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
             due = time.monotonic() - last >= snapshots.every or (done == total and written)
             if due or stopped:
                 with _told_in_one_sentence(snapshots.folder):
-                    manager.save(done, args=_Save(jax.tree.leaves(state)), custom_metadata=dict(snapshots.owner))
+                    manager.save(done, args=_Save(done, jax.tree.leaves(state)), custom_metadata=dict(snapshots.owner))
                 last, written = time.monotonic(), True
             if stopped:
                 break
@@ -113,7 +113,7 @@ def discard(folder: pathlib.Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, State]:
+def _newest(manager: Any, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
     """(batches done, the state after them) of the newest snapshot; (0, start) where there is none."""
     step = manager.latest_step()
     if step is None:
@@ -124,7 +124,7 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
     except Exception:  # whatever Orbax makes of files that are half there
         theirs = {}
     if mine and not theirs:
-        return _without(step, "it does not say whose it is", manager, start, snapshots)
+        return _without(step, "it does not say whose it is", manager, start, total, snapshots)
     differing = [
         f"{name} was {theirs.get(name)} and is {mine[name]}" for name in mine if theirs.get(name) != mine[name]
     ]
@@ -133,11 +133,13 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
             f"the snapshots in {snapshots.folder} are of another run ({'; '.join(differing)}): make that as it "
             "was, choose another --out, or delete that folder to begin anew."
         )
+    if step > total:
+        return _without(step, f"there are only {total} batches", manager, start, total, snapshots)
     leaves, structure = jax.tree.flatten(start)
     try:
-        values = manager.restore(step, args=_Restore([leaf.size for leaf in leaves]))
+        values = manager.restore(step, args=_Restore(step, [leaf.size for leaf in leaves]))
     except Exception as error:
-        return _without(step, in_one_line(error), manager, start, snapshots)
+        return _without(step, in_one_line(error), manager, start, total, snapshots)
     with jax.enable_x64(True):
         placed = [
             jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
@@ -145,17 +147,22 @@ def _newest(manager: Any, start: State, snapshots: Snapshots) -> tuple[int, Stat
     return step, jax.tree.unflatten(structure, placed)
 
 
-def _without(step: int, why: str, manager: Any, start: State, snapshots: Snapshots) -> tuple[int, State]:
+def _without(step: int, why: str, manager: Any, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
     """The newest snapshot but for a damaged one, which is deleted."""
     snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({why}): it is left out")
     with _told_in_one_sentence(snapshots.folder):
         manager.delete(step)
-    return _newest(manager, start, snapshots)
+    return _newest(manager, start, total, snapshots)
+
+
+_NUMBER = 8  # bytes
 
 
 class _OneFile(ocp.CheckpointHandler):
-    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background. The
-    last four bytes are the CRC-32 of all others.
+    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background.
+
+    Behind them stands the number of batches (8 bytes), so that a snapshot under another's number is noticed; files of
+    version 0.1 lack it. The last four bytes are the CRC-32 of all others.
     """
 
     def save(self, directory: Any, args: "_Save") -> None:
@@ -165,31 +172,37 @@ class _OneFile(ocp.CheckpointHandler):
                 content = np.ascontiguousarray(leaf, np.float64).reshape(-1).view(np.uint8).data
                 check = zlib.crc32(content, check)
                 file.write(content)
-            file.write(check.to_bytes(4))
+            number = args.batches.to_bytes(_NUMBER)
+            file.write(number + zlib.crc32(number, check).to_bytes(4))
             file.flush()
             os.fsync(file.fileno())
 
     def restore(self, directory: Any, args: "_Restore") -> list[np.ndarray]:
         with open(directory / "sums", "rb") as file:
-            expected, got = 8 * sum(args.sizes) + 4, os.path.getsize(file.name)
-            if got != expected:
-                raise ValueError(f"expected {expected} bytes, got {got}")
+            arrays, got = 8 * sum(args.sizes), os.path.getsize(file.name)
+            if got not in (arrays + _NUMBER + 4, arrays + 4):
+                raise ValueError(f"expected {arrays + _NUMBER + 4} bytes, got {got}")
             values = [np.fromfile(file, np.float64, size) for size in args.sizes]
+            number = file.read(got - arrays - 4)
             check = functools.reduce(lambda found, value: zlib.crc32(value.view(np.uint8).data, found), values, 0)
-            if check != int.from_bytes(file.read(4)):
+            if zlib.crc32(number, check) != int.from_bytes(file.read(4)):
                 raise ValueError("its checksum is another one")
+            if number and int.from_bytes(number) != args.batches:
+                raise ValueError(f"it is that after batch {int.from_bytes(number)} under another number")
         return values
 
 
 @ocp.args.register_with_handler(_OneFile, for_save=True)
 @dataclasses.dataclass
 class _Save(ocp.args.CheckpointArgs):
+    batches: int
     leaves: Sequence[Any]
 
 
 @ocp.args.register_with_handler(_OneFile, for_restore=True)
 @dataclasses.dataclass
 class _Restore(ocp.args.CheckpointArgs):
+    batches: int
     sizes: Sequence[int]
 
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jmat.config import ModelConfig
+from jmat.data.encoding import encode, special_tokens
 from jmat.forward import run
 from jmat.notes import Predictions, noted
 from jmat.verify.reference import load_reference, run_reference
@@ -96,19 +97,23 @@ def verify(
 
 
 def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -> list[Batch]:
-    """Texts of several lengths, padded on the right, padded on the left, and the longest alone."""
+    """Returns texts of several lengths, padded on the right, padded on the left, and the longest alone.
+
+    A text that is longer than the model's positions is cut, which is logged.
+    """
     if tokenizer is None:
         rng = np.random.default_rng(0)
         rows = [rng.integers(0, config.vocab_size, length) for length in (1, 6, 13, 24)]
-    elif text is None:
-        rows = [np.asarray(tokenizer(sentence)["input_ids"], int) for sentence in SENTENCES]
-    else:  # its beginnings, and the whole
-        whole = np.asarray(tokenizer(text)["input_ids"], int)
-        rows = [whole[: -(-whole.size // part)] for part in (8, 3, 1)]
+    else:
+        special = special_tokens(tokenizer, masked=not config.causal)
+        texts = SENTENCES if text is None else (text,)
+        rows = [row for row in encode(texts, tokenizer, config.num_positions, special) if row is not None]
+        if not rows:
+            raise ValueError("the text has no tokens.")
+        if text is not None:  # its beginnings, and the whole
+            rows = [rows[0][: -(-rows[0].size // part)] for part in (8, 3, 1)]
     rows = [row[: config.num_positions].astype(np.int32) for row in rows]
     longest = max(rows, key=len)
-    if not longest.size:
-        raise ValueError("the text has no tokens.")
     right = np.stack([np.arange(longest.size) < row.size for row in rows])
     batches = [Batch(longest[None], np.ones((1, longest.size), bool))]
     for mask in (right, right[:, ::-1]):

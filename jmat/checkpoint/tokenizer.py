@@ -1,0 +1,200 @@
+"""The tokenizer of a checkpoint, as the checkpoint's own files describe it.
+
+Where there is a tokenizer.json, it alone decides how text becomes tokens: normaliser,
+pre-tokenizer, model, added and special tokens, decoder. Classes of transformers that
+are named after a family build some of these anew, from defaults that other checkpoints
+of the family do not have, so none of them is used for it. Likewise `add_bos_token` and
+`add_eos_token` of tokenizer_config.json, which tokenizer.json contradicts in some
+checkpoints, count only where there is no tokenizer.json, as in transformers. The names
+of special tokens (which one is the mask, …) come from tokenizer_config.json and
+special_tokens_map.json, and where these are silent from the family's class, if the
+vocabulary has such a token.
+
+Without tokenizer.json, transformers' class of the family reads vocab.txt, vocab.json
+with merges.txt, or a SentencePiece file, whatever its name is, for which the package
+`sentencepiece` has to be installed. LLaMA, Mistral and Gemma then have BOS in front of
+every text unless tokenizer_config.json says `"add_bos_token": false`.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
+from jmat.data.encoding import encode, panics_as_errors, special_tokens
+
+# Glob patterns of all files that a tokenizer may consist of.
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "vocab.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "chat_template.jinja"),
+)
+_NAMED = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "*.model", "*.spm", "*.tiktoken")
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+_BOS_BY_DEFAULT = ("llama", "mistral", "gemma")  # model types
+_TRIED = "The first of 3 words, naïve: 数!"  # every tokenizer is tried on it when it is loaded
+_LONG = 1 << 20  # tokens: more than the text above can have
+
+
+def load_tokenizer(folder: pathlib.Path) -> Any:
+    """Returns the tokenizer of a folder or GGUF file, one of transformers; None if there are no tokenizer files.
+
+    The tokenizer of a GGUF file lies beside it, or in it.
+
+    Raises:
+      ValueError: the tokenizer is damaged or incomplete, fails on a plain text, or needs a package that is not
+        installed.
+    """
+    gguf = find_gguf(folder)
+    folder = folder if gguf is None else gguf.parent
+    says = f"the tokenizer in {folder} does not load"
+    if (folder / "tokenizer.json").is_file():
+        read = _from_tokenizer_json
+    elif _model_file(folder) is not None:
+        read = _from_model_file
+    elif any((folder / name).is_file() for name in ("vocab.txt", "vocab.json", "merges.txt", "tekken.json")):
+        read = _from_vocabulary
+    elif gguf is not None and holds_tokenizer(gguf):
+        read = functools.partial(_by_class, gguf_file=gguf.name)
+    else:
+        return None
+    with panics_as_errors(says):
+        tokenizer = read(folder)
+        encode([_TRIED], tokenizer, _LONG, special_tokens(tokenizer, masked=True))
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
+    """Raises ValueError for a tokenizer with ids that the model does not have.
+
+    Args:
+      tokenizer: one of transformers, or None.
+      rows: of the model's embedding; there may be more than tokens.
+      name: of the model, for the error.
+    """
+    if tokenizer is None:
+        return
+    # Tokens that were added later may lie beyond the embedding: no text has them unless it spells them out.
+    added = tokenizer.added_tokens_decoder
+    special = special_tokens(tokenizer, masked=True)
+    own = (token for token in tokenizer.get_vocab().values() if token not in added)
+    if (largest := max(own, default=0)) >= rows or (largest := max(*special.before, *special.after, 0, 0)) >= rows:
+        raise ValueError(
+            f"the tokenizer of {name} has ids up to {largest}, but the model's embedding has {rows} rows: it is the "
+            "tokenizer of another model; put the model's own beside its weights."
+        )
+
+
+def _from_tokenizer_json(folder: pathlib.Path) -> Any:
+    import transformers  # here, because it takes seconds to import
+
+    names = _names_by_class(folder)
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
+
+
+def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
+    """Special tokens that the family's class has by default, where no file says any and the vocabulary has them."""
+    from transformers.models.auto import tokenization_auto
+
+    given, config = _json(folder / "tokenizer_config.json"), _json(folder / "config.json")
+    named = given.get("tokenizer_class") or config.get("tokenizer_class")
+    named = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.get("model_type"))
+    family = tokenization_auto.tokenizer_class_from_name(named.removesuffix("Fast")) if named else None
+    if family is None:
+        return {}
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(family.__init__).parameters.items()
+        if name.endswith("_token") and isinstance(parameter.default, str)
+    }
+    defaults = {name: token for name, token in defaults.items() if name not in given}
+    defaults = {n: token for n, token in defaults.items() if n not in _json(folder / "special_tokens_map.json")}
+    if not defaults:
+        return {}
+    content = _json(folder / "tokenizer.json")
+    vocabulary = content["model"]["vocab"]
+    tokens = {token["content"] for token in content.get("added_tokens") or ()}
+    tokens |= set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+    return {name: token for name, token in defaults.items() if token in tokens}
+
+
+def _from_vocabulary(folder: pathlib.Path) -> Any:
+    """Reads vocab.txt, or vocab.json with merges.txt, by the class of the family."""
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    if vocabulary.is_file() != merges.is_file():
+        present, missing = (vocabulary, merges) if vocabulary.is_file() else (merges, vocabulary)
+        raise ValueError(f"there is {present.name}, but no {missing.name} beside it; download the tokenizer again.")
+    tokenizer = _by_class(folder)
+    file = vocabulary if vocabulary.is_file() else folder / "vocab.txt"
+    if not file.is_file():
+        return tokenizer
+    words = _json(file) if file == vocabulary else set(map(str.strip, file.read_text("utf-8").split("\n")))
+    if tokenizer.vocab_size < len(set(words) - {""}):
+        raise ValueError(
+            f"{type(tokenizer).__name__}, the class of this family, does not read {file.name}; say which does in "
+            'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
+        )
+    return tokenizer
+
+
+def _from_model_file(folder: pathlib.Path) -> Any:
+    """Reads a SentencePiece file under any name, or a tiktoken file, by the class of the family."""
+    file = _model_file(folder)
+    assert file is not None
+    with file.open("rb") as opened:
+        package = "tiktoken" if _TIKTOKEN_LINE.match(opened.read(200)) else "sentencepiece"
+    if importlib.util.find_spec(package) is None:
+        kind = {"sentencepiece": "a SentencePiece file"}.get(package, "a tiktoken file")
+        raise ValueError(f"{file.name} is {kind}, which needs the package {package}: pip install {package}.")
+    options = {}
+    if package == "sentencepiece":
+        import sentencepiece
+
+        try:
+            sentencepiece.SentencePieceProcessor(model_file=str(file))
+        except (RuntimeError, OSError):
+            raise ValueError(f"{file.name} is not a SentencePiece file; download it again.") from None
+        if _json(folder / "config.json").get("model_type") in _BOS_BY_DEFAULT:
+            options["add_bos_token"] = _json(folder / "tokenizer_config.json").get("add_bos_token", True)
+    with _named_model(file) as path:
+        return _by_class(folder, vocab_file=str(path), **options)
+
+
+def _model_file(folder: pathlib.Path) -> pathlib.Path | None:
+    return next((path for name in _NAMED for path in sorted(folder.glob(name)) if path.is_file()), None)
+
+
+@contextlib.contextmanager
+def _named_model(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The file under a name that ends with .model, by which transformers knows what it is."""
+    if file.suffix == ".model":
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield pathlib.Path(shutil.copyfile(file, pathlib.Path(temporary) / f"{file.stem}.model"))
+
+
+def _by_class(folder: pathlib.Path, **options: Any) -> Any:
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    """The object that a JSON file holds; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}; expected an object.")
+    return content

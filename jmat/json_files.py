@@ -1,0 +1,27 @@
+"""JSON files that other people wrote: read whole, or refused in one sentence."""
+
+import json
+import pathlib
+from typing import Any
+
+_MOST_BYTES = 1 << 24  # of any config or index that there is; the worst content of so many takes 0.5 GB to parse
+
+
+def read_json_object(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the JSON object that a file holds.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is too large, or not UTF-8, or no JSON, or nested too deeply, or holds no object; the message
+        is what follows "FILE" in a sentence.
+    """
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"is no such file: it has {size} bytes, and {_MOST_BYTES} are more than any such file needs")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}; expected an object")
+    return content
