@@ -19,7 +19,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
     read.require(rows > offset, f"max_position_embeddings={rows} leaves no position after pad_token_id={offset - 1}")
     config = ModelConfig(
         family=family,
-        vocab_size=read.size("vocab_size", 30522 if family == "xlm-roberta" else 50265),
+        vocab_size=read.size("vocab_size", 50265 if family == "roberta" else 30522),
         num_positions=max(rows - offset, 1),
         position_offset=offset,
         type_vocab_size=read.size("type_vocab_size", 2),

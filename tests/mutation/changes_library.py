@@ -2,9 +2,9 @@
 
 from tests.mutation import Change
 
-_EXIT = "test_early_exit.py test_early_exit_rows.py"
-_PRUNE = "test_prune.py"
-_STREAM = "test_streaming.py test_moments.py test_snapshots.py"
+_EXIT = "test_early_exit_rows.py test_early_exit.py test_stopping.py"
+_PRUNE = "test_prune_figures.py test_prune.py"
+_STREAM = "test_provenance.py test_streaming.py test_moments.py test_snapshots.py"
 _LINEAR = "test_linearity.py test_moments.py"
 
 CHANGES = [
@@ -467,7 +467,7 @@ CHANGES = [
         "track(factorise_each(streams[:L], intercept=intercept), progress, total=L)",
         "track(factorise_each(streams[:L]), progress, total=L)",
         "fit_jumps ignores the intercept",
-        "test_maps.py",
+        "test_provenance.py test_jumps.py test_maps.py",
     ),
     Change(
         "jmat/streaming/jumps.py",
@@ -517,7 +517,7 @@ CHANGES = [
         'values["cross_entropy"] = jnp.where(targets >= 0,',
         'values["cross_entropy"] = jnp.where(targets > 0,',
         "evaluate: token 0 counts as no target",
-        "test_maps.py",
+        "test_provenance.py test_jumps.py test_maps.py",
     ),
     Change(
         "jmat/jumps.py",
@@ -637,21 +637,21 @@ CHANGES = [
         "for name in sorted(params):",
         "for name in sorted(params)[:-1]:",
         "model_hash leaves out the last tensor",
-        "test_maps.py",
+        "test_provenance.py test_jumps.py test_maps.py",
     ),
     Change(
         "jmat/maps.py",
         'digest.update(f"{name}|{np.shape(params[name])}|{values.dtype.name}|".encode())',
         'digest.update(f"{name}|{np.shape(params[name])}|".encode())',
         "model_hash: dtype left out",
-        "test_maps.py",
+        "test_provenance.py test_jumps.py test_maps.py",
     ),
     Change(
         "jmat/maps.py",
         "digest.update(values.reshape(-1).view(np.uint8).data)",
         "digest.update(values.reshape(-1)[:1000].view(np.uint8).data)",
         "model_hash: only the first thousand numbers",
-        "test_maps.py",
+        "test_provenance.py test_jumps.py test_maps.py",
     ),
     Change(
         "jmat/prune/surgery.py",
@@ -947,14 +947,14 @@ CHANGES = [
         "statistics.median(values)",
         "min(values)",
         "medians: the fastest call",
-        "test_benchmark.py",
+        "test_timing.py test_benchmark.py",
     ),
     Change(
         "jmat/timing.py",
         "if k and time.perf_counter() - began > budget:",
         "if time.perf_counter() - began > budget:",
         "a used-up budget leaves no round at all",
-        "test_benchmark.py",
+        "test_timing.py test_benchmark.py",
     ),
     # --- models ---------------------------------------------------------------------------------------------------
     Change(
@@ -962,21 +962,21 @@ CHANGES = [
         'jnp.einsum("BTHK,BSHK->BHTS", q, k, preferred_element_type=jnp.float32) * scale',
         'jnp.einsum("BTHK,BSHK->BHTS", q, k).astype(jnp.float32) * scale',
         "bf16: scores rounded before the softmax",
-        "test_forward.py",
+        "test_precision.py",
     ),
     Change(
         "jmat/layers.py",
         "weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)",
         "weights = jax.nn.softmax(scores.astype(v.dtype), axis=-1)",
         "bf16: softmax in bf16",
-        "test_forward.py",
+        "test_precision.py",
     ),
     Change(
         "jmat/layers.py",
         "return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)",
         "return jnp.matmul(x, kernel).astype(jnp.float32)",
         "bf16: logits rounded",
-        "test_forward.py",
+        "test_precision.py",
     ),
     Change(
         "jmat/models/distilbert.py",
@@ -1004,126 +1004,126 @@ CHANGES = [
         'slow_turns=given.get("beta_slow", 1.0)',
         'slow_turns=given.get("beta_slow", 2.0)',
         "YaRN: beta_slow defaults to 2",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/rotary.py",
         'fast_turns=given.get("beta_fast", 32.0)',
         'fast_turns=given.get("beta_fast", 16.0)',
         "YaRN: beta_fast defaults to 16",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/rotary.py",
         'return given["attention_factor"]',
         "return grown(1.0)",
         "YaRN: attention_factor ignored",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/gpt_neo.py",
         'read.choice("activation_function", "gelu_new", ACTIVATIONS)',
         'read.choice("activation_function", "gelu", ACTIVATIONS)',
         "GPT-Neo default activation",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/gpt_neo.py",
         'read.size("window_size", 256)',
         'read.size("window_size", 512)',
         "GPT-Neo default window",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/gpt2.py",
         'read.positive("layer_norm_epsilon", 1e-5)',
         'read.positive("layer_norm_epsilon", 1e-6)',
         "GPT-2 default eps",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/bert.py",
         'read.choice("hidden_act", "gelu", ACTIVATIONS)',
         'read.choice("hidden_act", "gelu_new", ACTIVATIONS)',
         "BERT default activation",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/roberta.py",
         'read.size("type_vocab_size", 2)',
         'read.size("type_vocab_size", 1)',
         "RoBERTa default token types",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/roberta.py",
         'read.positive("layer_norm_eps", 1e-12)',
         'read.positive("layer_norm_eps", 1e-5)',
         "RoBERTa default eps",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/opt.py",
         'read.choice("activation_function", "relu", ACTIVATIONS)',
         'read.choice("activation_function", "gelu", ACTIVATIONS)',
         "OPT default activation",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/gpt_neox.py",
         'read.number("rotary_pct", 0.25)',
         'read.number("rotary_pct", 1.0)',
         "NeoX default share of rotary coordinates",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/gpt_neox.py",
         'read.flag("tie_word_embeddings", False)',
         'read.flag("tie_word_embeddings", True)',
         "NeoX default: tied",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/bloom.py",
         'read.size("n_layer", read.size("num_hidden_layers", 2))',
         'read.size("n_layer", read.size("num_hidden_layers", 3))',
         "BLOOM default number of blocks",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/llama.py",
         '(32000, 4096, 14336, 32, 32, 8, 131072, None, "silu")',
         '(32000, 4096, 14336, 32, 32, 8, 32768, None, "silu")',
         "Mistral default positions",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/llama.py",
         'hf.get("sliding_window", 4096) is None',
         'hf.get("sliding_window") is None',
         "Mistral without sliding_window slides not",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/llama.py",
         'read.number("max_window_layers", 28.0)',
         'read.number("max_window_layers", 0.0)',
         "Qwen default max_window_layers",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/llama.py",
         'read.positive("rms_norm_eps", 1e-6)',
         'read.positive("rms_norm_eps", 1e-5)',
         "LLaMA default eps",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/models/distilbert.py",
         'read.size("num_hidden_layers", 6)',
         'read.size("num_hidden_layers", 12)',
         "DistilBERT default number of blocks",
-        "test_families.py test_family_files.py",
+        "test_defaults.py test_families.py test_family_files.py",
     ),
     Change(
         "jmat/capture.py",
