@@ -21,15 +21,20 @@ from jmat.capture import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
-from jmat.data.corpus import docs_sentences, fit_eval, sentences_fingerprint
+from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
 from jmat.data.examples import Examples, Split, fingerprint, load_examples
 from jmat.folders import OutputFolder, output_path
 from jmat.maps import Linear, MapsInfo, model_hash, save_maps
 from jmat.mesh import usual_batch
+from jmat.names import PREFIX
 from jmat.regression import Solution
 from jmat.results import package_version, write_results
 
-flags.DEFINE_string("model", "gpt2-docs", "Hub id (gpt2), local Hugging Face folder, or a bundled name.")
+flags.DEFINE_string(
+    "model",
+    "gpt2-docs",
+    "Hub id (gpt2), local Hugging Face folder, or a bundled name (jmat:NAME where a folder has it, too).",
+)
 flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
 flags.DEFINE_enum("dtype", "float32", DTYPES, "Of parameters and activations; regression is float32 or better always.")
 flags.DEFINE_multi_string("ignore_config", [], "config.json fields to ignore because they do not change the numbers.")
@@ -174,7 +179,7 @@ def describe_text(source: str, examples: Examples) -> dict[str, Any]:
     `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of all
     sentences of the corpus, whatever the tokenizer and the number of examples.
     """
-    corpus = {"corpus": sentences_fingerprint(docs_sentences())} if source == "docs" else {}
+    corpus = {"corpus": sentences_fingerprint(docs_sentences())} if named_corpus(source) == "docs" else {}
     return {"source": source, **corpus, "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
 
 
@@ -197,6 +202,7 @@ def start(
         needs_head: refuse a model without a head.
         many_hosts: the experiment can share its work with other processes.
     """
+    check_names()
     check_positions()
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
@@ -243,7 +249,17 @@ def claim(
 
 def output_folder(experiment: str) -> pathlib.Path:
     """The output folder of a run: by the flag, or by the names of the experiment and the model."""
-    return output_path(f"runs/{experiment}-{pathlib.Path(FLAGS.model).name}" if FLAGS.out is None else FLAGS.out)
+    model = pathlib.Path(FLAGS.model.removeprefix(PREFIX)).name
+    return output_path(f"runs/{experiment}-{model}" if FLAGS.out is None else FLAGS.out)
+
+
+def check_names() -> None:
+    """Raises ValueError for flags that name nothing, or what both jmat and a file here are called."""
+    for flag in ("model", "examples", "revision"):
+        if FLAGS[flag].value is not None and not FLAGS[flag].value.strip():
+            raise ValueError(f"--{flag} is empty: give a name, or leave the flag out.")
+    if not FLAGS.examples and not own_flags().get("corpora"):
+        named_corpus(FLAGS.corpus)
 
 
 def check_positions() -> None:
@@ -286,8 +302,9 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
             "skip_first": FLAGS.skip_first,
             "skip_special": FLAGS.skip_special,
         }
-        if source in hub_corpora.SOURCES:
-            examples = hub_corpora.hub_examples(source, tokenizer, **count, **how)
+        named = named_corpus(source)
+        if named in hub_corpora.SOURCES:
+            examples = hub_corpora.hub_examples(named, tokenizer, **count, **how)
         else:
             fit, held_out = fit_eval(source, **count)
             examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)

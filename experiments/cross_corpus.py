@@ -29,6 +29,7 @@ from jmat.cross_corpus import (
     plot_learning_curve,
     plot_pairs,
 )
+from jmat.data.corpus import named_corpus
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
@@ -86,7 +87,7 @@ def main(argv: list[str]) -> None:
 
 def one_job_each(corpora: Sequence[str]) -> dict[str, common.Job]:
     """The run, with the examples of each corpus in turn; the model is loaded once."""
-    if len({os.path.realpath(corpus) for corpus in corpora}) < len(corpora):
+    if len({named_corpus(corpus) or os.path.realpath(corpus) for corpus in corpora}) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
     job = common.start("cross_corpus", writes=WRITES, reads=("corpora",), many_hosts=True)
     return {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}

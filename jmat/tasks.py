@@ -35,6 +35,7 @@ from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
 from jmat.forward import logits, run
 from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
+from jmat.names import known_name
 from jmat.notes import Predictions, estimate, noted, with_note
 from jmat.progress import track
 from jmat.prune.measure import Text, text_batches
@@ -63,8 +64,8 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
 
     Raises what `jmat.data.hub_tasks.hub_task` and `jmat.data.json_lines.read_json_lines` do.
     """
-    if name_or_path in TASKS:
-        return [_question(fields) for fields in hub_task(str(name_or_path))]
+    if (named := known_name(name_or_path, TASKS, pathlib.Path.is_file, kind="task")) is not None:
+        return [_question(fields) for fields in hub_task(named)]
     expected = (
         '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
     )

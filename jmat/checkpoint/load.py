@@ -11,6 +11,7 @@ from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
 from jmat.errors import first_line
 from jmat.mesh import data_mesh
+from jmat.names import known_name
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
 PRUNED = "pruned.json"  # says which blocks of the model are replaced by the maps beside it
@@ -29,8 +30,8 @@ def load(
     """Loads a model and its tokenizer.
 
     Args:
-      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`), a folder in Hugging Face format, a hub id (`gpt2`), or
-        a GGUF file.
+      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`; `jmat:gpt2-docs` where a folder has that name, too), a
+        folder in Hugging Face format, a hub id (`gpt2`), or a GGUF file.
       dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
@@ -70,12 +71,17 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     Raises what `load` does, and ValueError for a revision of what is no hub id.
     """
     name = str(name_or_folder)
-    is_bundled = (_BUNDLED / name).is_dir() and name in bundled()
-    folder = pathlib.Path(name_or_folder).expanduser()
-    if revision is not None and (is_bundled or folder.exists()):
+    ours = known_name(name_or_folder, bundled(), _holds_model, kind="model")
+    try:
+        folder = pathlib.Path(name_or_folder).expanduser()
+    except RuntimeError:  # no such user, or one without a home
+        raise FileNotFoundError(f"there is no folder {name}.") from None
+    if revision is not None and (ours or folder.exists()):
         raise ValueError(f"{name} is on this machine, not on the hub: it has no revision {revision!r}.")
-    if is_bundled:
-        return _BUNDLED / name
+    if ours:
+        return _BUNDLED / ours
+    if folder.is_symlink() and not folder.exists():
+        raise FileNotFoundError(f"{name} is a symbolic link that leads nowhere.")
     if folder.is_dir():
         return folder
     if folder.is_file() and folder.suffix != ".gguf":
@@ -85,6 +91,14 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}.")
     return _download(name, revision)
+
+
+def _holds_model(folder: pathlib.Path) -> bool:
+    """Whether a folder that is not a bundled one holds a model, or a part of one."""
+    if not folder.is_dir() or folder.resolve().parent == _BUNDLED.resolve():
+        return False
+    kinds = ("config.json", "*.gguf", "model*.safetensors", "pytorch_model*.bin", "adapter_*")
+    return any(any(folder.glob(kind)) for kind in kinds)
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:

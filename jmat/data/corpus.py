@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from jmat.cache import cached
 from jmat.data import docstrings, hub_corpora
 from jmat.files import save_atomically
+from jmat.names import known_name
 from jmat.progress import track
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -179,17 +180,27 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
 
 
+def named_corpus(name_or_path: str | os.PathLike[str]) -> str | None:
+    """Returns the name of a corpus that jmat knows, without the prefix `jmat:`; None for a text file.
+
+    Raises ValueError where the name is empty, or also that of a file here: `./docs` is the file, `jmat:docs` the
+    corpus.
+    """
+    return known_name(name_or_path, [*_NAMED, *hub_corpora.SOURCES], Path.is_file, kind="corpus")
+
+
 def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
     """The sentences of a named corpus or of a text file.
 
     Raises:
       FileNotFoundError, ValueError: neither a name nor a readable text file (`text_sentences`).
     """
+    named = named_corpus(name_or_path)
+    if named in _NAMED:
+        return _NAMED[named]()
+    if named is not None:
+        return hub_corpora.hub_sentences(named)
     name = os.fspath(name_or_path)
-    if name in _NAMED:
-        return _NAMED[name]()
-    if name in hub_corpora.SOURCES:
-        return hub_corpora.hub_sentences(name)
     if not Path(name).exists():
         names = ", ".join([*_NAMED, *hub_corpora.SOURCES])
         raise FileNotFoundError(
@@ -236,12 +247,13 @@ def fit_eval(
     """
     if num_fit < 1 or num_eval < 1:
         raise ValueError(f"num_fit={num_fit} and num_eval={num_eval}: both must be at least 1.")
-    if (name := os.fspath(name_or_path)) in hub_corpora.SOURCES:
-        return hub_corpora.hub_fit_eval(name, num_fit, num_eval, seed)
-    sentences = _distinct(load_corpus(name))
-    if name == "docs":
+    named, name = named_corpus(name_or_path), os.fspath(name_or_path)
+    if named in hub_corpora.SOURCES:
+        return hub_corpora.hub_fit_eval(named, num_fit, num_eval, seed)
+    sentences = _distinct(load_corpus(name_or_path))
+    if named == "docs":
         _compare_with_readme(sentences_fingerprint(sentences))
-    if name in _NAMED:
+    if named in _NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
     else:
