@@ -38,7 +38,7 @@ _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, 
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
 _CORPUS = flags.DEFINE_string("corpus", "docs", "The corpus that they were trained on.")
 _ORDER = flags.DEFINE_integer("order", 5, "Order of the n-gram.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Draws the tokens to predict and the sampled continuations.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Draws the tokens to predict and what is sampled.", 0, cli.LARGEST_SEED)
 _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.json.")
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
@@ -139,18 +139,22 @@ def main(argv: list[str]) -> None:
     config = {"gpt2": _GPT2.value, "bert": _BERT.value, "corpus": _CORPUS.value, "order": _ORDER.value, "seed": seed}
     reads = ("gpt2", "bert", "corpus")
     cli.claim_folder(out, "bundled_quality", config, reads=reads, overwrite=_OVERWRITE.value)
-    split = corpus.split(corpus.load_corpus(_CORPUS.value))
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
     check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
     if gpt2_tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence (eos_token).")
     check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
+    cli.say(f"reading corpus {_CORPUS.value}")
+    split = corpus.split(corpus.load_corpus(_CORPUS.value))
+    corpus.check_parts(split, _CORPUS.value)
+    cli.say("measuring perplexity, of the model and of the n-gram")
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value)
     rows.append(accuracy("gpt2", gpt2, gpt2_tokenizer, split["eval"], seed))
     rows.append(accuracy("bert", bert, bert_tokenizer, split["eval"], seed))
     for row in rows:
         print(f"{row['model']:<14}{row['metric']:<22}{row['value']:>9.4f}   n = {row['n']}")
+    cli.print_notes(rows)
     for i, prompt in enumerate(_PROMPTS):
         for temperature in (0.0, 0.8):
             key = jax.random.fold_in(jax.random.key(seed), i)

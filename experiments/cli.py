@@ -16,6 +16,9 @@ from jmat.plots import NothingToDrawError
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.streaming.snapshots import Terminated
 
+# JAX takes 32 bits of a seed: larger ones would repeat smaller ones.
+LARGEST_SEED = 2**32 - 1
+
 
 def say(message: str) -> None:
     """Tells the user, on standard error, what happens now; of several processes only the first does."""

@@ -47,7 +47,7 @@ flags.DEFINE_string(
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
 flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
 flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.", lower_bound=0)
+flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.", 0, cli.LARGEST_SEED)
 flags.DEFINE_enum(
     "protocol",
     "din2023",

@@ -38,6 +38,8 @@ from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import corpus, encoding, packing, tokenizers
 from jmat.folders import OutputFolder, check_output_folder, output_path
 from jmat.maps import model_hash
+from jmat.notes import with_note
+from jmat.pretraining import MOST_STEPS, check_loss, check_sizes, check_weights, step_count
 from jmat.regularizers import KINDS, Regularizer
 from jmat.results import read_results, write_results
 
@@ -47,9 +49,9 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "corpus": flags.DEFINE_string("corpus", "docs", "`docs`, or a text file with one sentence or paragraph a line."),
     "vocab_size": flags.DEFINE_integer("vocab_size", 4096, "Vocabulary, special tokens included.", lower_bound=1),
     "layers": flags.DEFINE_integer("layers", 8, "Blocks.", lower_bound=1),
-    "width": flags.DEFINE_integer("width", 192, "Width of the stream; the feed-forward part is 4 times as wide."),
+    "width": flags.DEFINE_integer("width", 192, "Width of the stream; the feed-forward part is 4 times as wide.", 1),
     "heads": flags.DEFINE_integer("heads", 6, "Attention heads; must divide the width.", lower_bound=1),
-    "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read."),
+    "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read.", 1),
     "batch_size": flags.DEFINE_integer("batch_size", 32, "Rows a step.", lower_bound=1),
     "optimizer": flags.DEFINE_enum("optimizer", "muon", training.OPTIMIZERS, "What takes the steps."),
     "learning_rate": flags.DEFINE_float("learning_rate", 2e-3, "Peak learning rate.", lower_bound=0.0),
@@ -60,13 +62,14 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
         "Penalty on how the stream moves: 1 - cos between neighbouring layers (cosine) or the last two (final_jump), "
         "or the squared length of what a block adds (mse)."),
     "reg_weight": flags.DEFINE_float("reg_weight", 0.5, "The penalty's weight beside the loss.", lower_bound=0.0),
-    "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", lower_bound=0),
+    "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", 0, MOST_STEPS),
     "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the text, where `steps` is 0.", lower_bound=0.0),
     "checkpoint_every": flags.DEFINE_integer("checkpoint_every", 200, "Steps between two checkpoints.", lower_bound=1),
     "average_checkpoints": flags.DEFINE_integer(
         "average_checkpoints", 1, "The model is the mean of the last so many checkpoints; it overfits less.",
         lower_bound=1),
-    "seed": flags.DEFINE_integer("seed", 0, "Decides the initial weights, the order of the data and the masks.", 0),
+    "seed": flags.DEFINE_integer(
+        "seed", 0, "Decides the initial weights, the order of the data and the masks.", 0, cli.LARGEST_SEED),
 }  # fmt: skip
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)
@@ -101,10 +104,17 @@ def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, l
 
 
 def prepare_tokenizer(arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path) -> Any:
-    """The tokenizer in `folder`, trained and saved there first if it is not."""
-    if not (folder / "tokenizer_config.json").is_file():
-        train = tokenizers.train_bpe if arch == "gpt2" else tokenizers.train_wordpiece
-        train(sentences, vocab_size).save_pretrained(folder)
+    """The tokenizer in `folder`, trained and saved there first if it is not there, or not whole."""
+    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    if all(file.is_file() for file in files):
+        try:
+            return load_tokenizer(folder)
+        except ValueError as error:
+            cli.say(f"{error} It is trained anew, on the same text.")
+    elif any(file.exists() for file in files):
+        cli.say(f"half of the tokenizer in {folder} is missing: it is trained anew, on the same text")
+    train = tokenizers.train_bpe if arch == "gpt2" else tokenizers.train_wordpiece
+    train(sentences, vocab_size).save_pretrained(folder)
     return load_tokenizer(folder)
 
 
@@ -137,19 +147,32 @@ def train(
     checkpoint_every: int,
     steps: int,
 ) -> tuple[training.TrainState, bool]:
-    """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short, the state saved."""
+    """Takes the remaining steps. Returns the state, and False where SIGTERM cut the training short, the state saved.
+
+    Raises ValueError at the first step whose loss is not finite, or after which the held-out loss is not; the
+    checkpoints of steps before it stay.
+    """
     began, tokens = time.perf_counter(), 0
+    losses: list[tuple[int, jax.Array]] = []  # not looked at yet: one, while the next step is computed
     with resume.sigterm_received() as terminated:
         for step, batch in data:
             done = step + 1
             state, loss = step_fn(state, batch)
+            losses.append((done, loss))
+            intervals = (_LOG_EVERY.value, _EVAL_EVERY.value, checkpoint_every, _KEEP_EVERY.value or steps)
+            writes = done == steps or bool(terminated) or any(done % every == 0 for every in intervals)
+            while len(losses) > (0 if writes else 1):
+                check_loss(*losses.pop(0))
             tokens += int((np.asarray(batch.segments) > 0).sum())
             if done % _LOG_EVERY.value == 0 or done == steps:
                 log(done, "loss", float(loss))
                 log(done, "tokens_per_second", tokens / (time.perf_counter() - began))
                 began, tokens = time.perf_counter(), 0
             if done % _EVAL_EVERY.value == 0 or done == steps:
-                log(done, "held_out_loss", evaluate(state.model)["loss"])
+                held_out = evaluate(state.model)
+                if held_out["count"]:  # of little text, no token may be masked
+                    check_loss(done, held_out["loss"])
+                    log(done, "held_out_loss", held_out["loss"])
                 began, tokens = time.perf_counter(), 0
             if _KEEP_EVERY.value and done % _KEEP_EVERY.value == 0:
                 keep(state)
@@ -165,10 +188,10 @@ def main(argv: list[str]) -> None:
     del argv
     settings = {name: flag.value for name, flag in _SETTINGS.items()}
     out, arch, length, seed = output_path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
-    if settings["width"] % settings["heads"]:
-        raise ValueError(f"--width={settings['width']} is not a multiple of --heads={settings['heads']}.")
+    check_sizes(settings)
     check_output_folder(out)
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
+    corpus.check_parts(split, settings["corpus"])
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
     names: dict[str, Any] = {"writes": ("model", "steps", "checkpoints"), "reads": ("corpus",)}
     claim = cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value, **names)
@@ -179,7 +202,7 @@ def main(argv: list[str]) -> None:
     config = models.config_from_hf(hf_config(arch, vocab_size=len(tokenizer), **sizes))
     devices, batch_size = mesh.data_mesh(), settings["batch_size"]
     rows = packing.pack(pairs["train"], length, (seed, 0)).rows
-    steps = settings["steps"] or int(settings["epochs"] * (rows // batch_size))
+    steps = step_count(settings, rows)
     regularizer = Regularizer(settings["regularizer"], settings["reg_weight"])
     schedule = {name: settings[name] for name in ("learning_rate", "warmup_steps", "weight_decay")}
     optimizer = training.make_optimizer(kind=settings["optimizer"], steps=steps, **schedule)
@@ -199,6 +222,7 @@ def main(argv: list[str]) -> None:
     log = make_log(history, first, steps)
 
     def save(state: training.TrainState) -> None:
+        check_weights(state)
         write_results(out, "pretrain", settings, history)
         for step in checkpoints.all_steps():
             if step % every:  # what SIGTERM left would take the place of one that is to be averaged
@@ -208,8 +232,10 @@ def main(argv: list[str]) -> None:
     step_fn = training.make_train_step(loss, optimizer, seed)
     evaluate = training.make_evaluate(plain, watched, batch_size, devices)
     keep = functools.partial(keep_model, claim)
-    state, finished = train(state, step_fn, sharded, log, evaluate, save, keep, every, steps)
-    checkpoints.wait_until_finished()
+    try:
+        state, finished = train(state, step_fn, sharded, log, evaluate, save, keep, every, steps)
+    finally:
+        checkpoints.wait_until_finished()
     if not finished:
         checkpoints.close()
         print(f"Stopped by SIGTERM after {int(state.step)} steps; start again with the same flags to go on.")
@@ -217,13 +243,24 @@ def main(argv: list[str]) -> None:
     model = state.model if averaged == 1 else resume.mean(checkpoints, state, averaged).model
     checkpoints.close()
     checkpoint.save_model(out / "model", model, dtype="float16")
-    final = training.make_evaluate(plain, packing.pack(pairs["eval"], length), batch_size, devices)(model)
-    history += [{"metric": f"eval_{name}", "step": steps, "value": value} for name, value in final.items()]
+    held_out = packing.pack(pairs["eval"], length)
+    final = training.make_evaluate(plain, held_out, batch_size, devices)(model)
+    evaluated = [{"metric": f"eval_{name}", "step": steps, **measured(value)} for name, value in final.items()]
+    note = training.predictions(model, held_out.take(np.arange(min(batch_size, held_out.rows)))).note()
+    evaluated = [with_note(row, note) for row in evaluated]
+    history += evaluated
     text = {"source": settings["corpus"]}
     text |= {part: corpus.sentences_fingerprint(split[part]) for part in ("train", "eval")}
     trained = model_hash(checkpoint.parameters(model))
     write_results(out, "pretrain", settings, history, model_hash=trained, text=text)
-    print(f"Held out: {final}\nWrote {out / 'model'} and {out / 'results.json'}.")
+    print(f"Held out: {', '.join(f'{name} {value:.4g}' for name, value in final.items())}")
+    cli.print_notes(evaluated)
+    print(f"Wrote {out / 'model'} and {out / 'results.json'}.")
+
+
+def measured(value: float) -> dict[str, Any]:
+    """The fields of a row; of little text, no token may be masked, and then there is no mean."""
+    return {"value": value} if np.isfinite(value) else {"value": None, "note": "no token of the text was masked"}
 
 
 def keep_model(claim: OutputFolder, state: training.TrainState) -> None:

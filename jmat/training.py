@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jmat.data.packing import Batch, mask_tokens
 from jmat.forward import logits, run
 from jmat.mesh import shard_batch
+from jmat.notes import Predictions
 from jmat.regularizers import Regularizer
 
 # (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
@@ -154,7 +155,8 @@ def make_evaluate(
 ) -> Callable[[Any], dict[str, float]]:
     """A function model → {"loss", "accuracy", "count"} over all predictions of the batch, `batch_size` rows at a time.
 
-    The loss is the mean in nats. The masks of a masked model are the same at each call.
+    The loss is the mean in nats. The masks of a masked model are the same at each call. Where none of the tokens is
+    predicted, `count` is 0, and loss and accuracy are NaN.
     """
     compiled = jax.jit(loss)
     padded = batch.padded_to(batch_size)
@@ -166,9 +168,18 @@ def make_evaluate(
         key = jax.random.key(seed)
         sums = [compiled(model, part, jax.random.fold_in(key, i)) for i, part in enumerate(slices)]
         total, count, correct = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0).tolist()
-        return {"loss": total / count, "accuracy": correct / count, "count": count}
+        mean = (total / count, correct / count) if count else (float("nan"), float("nan"))
+        return {"loss": mean[0], "accuracy": mean[1], "count": count}
 
     return evaluate
+
+
+def predictions(model: Any, batch: Batch) -> Predictions:
+    """What a model predicts at the batch's targets, to tell whether that depends on the text."""
+    x, _ = run(model, batch.inputs, segments=batch.segments, positions=batch.positions)
+    found = Predictions()
+    found.add(logits(model, x), np.asarray(batch.targets) >= 0)
+    return found
 
 
 def batches(

@@ -17,7 +17,7 @@ import re
 import string
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +231,13 @@ def split(sentences: Iterable[str]) -> dict[str, list[str]]:
         place = int.from_bytes(_digest(_letters(sentence))[:8]) / 2**64
         parts[list(parts)[int(np.searchsorted(bounds[:-1], place, side="right"))]].append(sentence)
     return parts
+
+
+def check_parts(parts: Mapping[str, Sequence[str]], name: str | os.PathLike[str]) -> None:
+    """Raises ValueError where one of the parts of a corpus (`split`) is empty."""
+    if not all(parts.values()):
+        sizes = ", ".join(f"{part} {len(sentences)}" for part, sentences in parts.items())
+        raise ValueError(f"corpus {name} is too small to be divided ({sizes} sentences): give more text.")
 
 
 def fit_eval(
