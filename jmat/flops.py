@@ -43,16 +43,50 @@ def exit_flops(
     check_every: int = 1,
     words: int | None = None,
 ) -> Float[ndarray, "S N"]:
-    """An example that leaves at a layer: its blocks over all its tokens, and a map and a head evaluation for every
-    check.
+    """Returns the work of an example that leaves at a layer: its blocks over all its tokens, as
+    nothing of them was computed before, and a map and a head evaluation for every check.
 
-    Checks are made before running block l + 1 for l = 1 .. L − 1. A check over the whole vocabulary already is the
-    prediction; with a short list of `words`, the whole head is evaluated once more at the exit. Without an exit, it is
-    evaluated at the end.
+    Checks are made before running block l + 1 for l = 1 .. L − 1. A check over the whole vocabulary
+    already is the prediction; with a short list of `words`, the whole head is evaluated once more
+    at the exit. An exit at a layer without a check needs a map and the head, the end only the head.
+
+    Args:
+      config: of the model.
+      exits: layer at which each example leaves, a row a setting.
+      tokens: of each example, up to the one that is read.
+      check_every: check only at layers that are multiples of this.
+      words: that a check reads; None for the whole vocabulary.
     """
-    L = config.layers
     mean_context = (tokens + 1) / 2 if config.causal else tokens
     blocks = exits * block_flops(config, tokens, mean_context)
-    checks = np.minimum(exits, L - 1) // check_every
-    at_end = np.where((exits == L) | (words is not None), head_flops(config), 0)
-    return blocks + checks * (map_flops(config) + head_flops(config, words)) + at_end
+    return blocks + _reading_flops(config, exits, check_every, words)
+
+
+def token_exit_flops(
+    config: ModelConfig,
+    exits: Int[ndarray, "S N"],
+    tokens: Int[ndarray, " N"],
+    *,
+    check_every: int = 1,
+    words: int | None = None,
+) -> Float[ndarray, "S N"]:
+    """Returns the work of one generated token that leaves at a layer: its blocks over itself alone,
+    and the checks as in `exit_flops`, whose arguments it takes.
+
+    The keys and values of earlier tokens are there. Filling in those that the token leaves out, for
+    later tokens that run more blocks, is not counted.
+    """
+    blocks = exits * block_flops(config, 1, tokens)
+    return blocks + _reading_flops(config, exits, check_every, words)
+
+
+def _reading_flops(
+    config: ModelConfig, exits: Int[ndarray, "S N"], check_every: int, words: int | None
+) -> Float[ndarray, "S N"]:
+    """Returns the work of the checks on the way and of the prediction itself."""
+    last = exits == config.layers
+    checks = np.minimum(exits, config.layers - 1) // check_every
+    checked = (exits > 0) & (exits % check_every == 0) & ~last
+    each = map_flops(config) + head_flops(config, words)
+    head_at_end = np.where(checked & (words is None), 0, head_flops(config))
+    return checks * each + head_at_end + np.where(checked | last, 0, map_flops(config))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jmat.early_exit.report import calibration_rows
+from jmat.early_exit.rows import Reading, exit_rows
 from jmat.early_exit.thresholds import (
     LAMBDAS,
     Outcome,
@@ -16,7 +17,9 @@ from jmat.early_exit.thresholds import (
     paper_thresholds,
     patience,
 )
-from jmat.flops import block_flops, exit_flops, head_flops, map_flops
+from jmat.flops import block_flops, exit_flops, head_flops, map_flops, token_exit_flops
+from jmat.models import config_from_hf
+from tests.splits import make_split
 
 
 def test_threshold_formula():
@@ -106,3 +109,49 @@ def test_flops_count_checks_and_heads(gpt2):
     assert late == pytest.approx(config.layers * block + (config.layers - 1) * (head + jump) + head)
     [[cheap]] = exit_flops(config, np.array([[2]]), tokens, check_every=2, words=10)
     assert cheap == pytest.approx(2 * block + jump + head_flops(config, 10) + head)
+
+
+def test_a_fixed_exit_pays_for_its_prediction(gpt2):
+    """No check was made on the way, so the map and the head come at the end."""
+    config, tokens = gpt2.config, np.array([5])
+    L, head, jump = config.layers, head_flops(config), map_flops(config)
+    fixed = exit_flops(config, np.arange(L + 1)[:, None], tokens, check_every=L)[:, 0]
+    blocks = [layer * block_flops(config, 5, 3.0) for layer in range(L + 1)]
+    assert fixed == pytest.approx([*(work + jump + head for work in blocks[:-1]), blocks[-1] + head])
+    [[between]] = exit_flops(config, np.array([[3]]), tokens, check_every=2)  # a check at 2, none at 3
+    assert between == pytest.approx(blocks[3] + 2 * (jump + head))
+
+
+def test_a_generated_token_by_hand():
+    """gpt2-docs has 8 blocks x 192 and 4,096 words; the 15th token looks at 15."""
+    config = config_from_hf({"model_type": "gpt2", "n_layer": 8, "n_embd": 192, "n_head": 6, "vocab_size": 4096})
+    projections, feed_forward, attention = 2 * 192 * 4 * 192, 2 * 2 * 192 * 768, 4 * 192 * 15
+    block, head, jump = projections + feed_forward + attention, 2 * 192 * 4096, 2 * 192 * 192
+    tokens = np.array([15])
+    exits = np.array([[1], [3], [8]])
+    found = token_exit_flops(config, exits, tokens)[:, 0]
+    check = jump + head
+    assert found.tolist() == [block + check, 3 * (block + check), 8 * block + 7 * check + head]
+    assert found[0] / (8 * block + head) == pytest.approx(0.29, abs=0.005)
+    [[cheap]] = token_exit_flops(config, np.array([[4]]), tokens, check_every=2, words=512)
+    assert cheap == 4 * block + 2 * (jump + 2 * 192 * 512) + head
+
+
+def test_rows_have_the_cost_of_a_generated_token(gpt2, bert):
+    split = make_split(lengths=[9, 4, 6])
+    n = split.num_examples
+    for config in (gpt2.config, bert.config):
+        L = config.layers
+        exits = np.stack([np.arange(n) % L + 1, np.full(n, L)])
+        read = Reading(
+            dict.fromkeys(("precision@1", "precision@5", "precision@10", "surprisal"), np.ones((n, L + 1))), {}
+        )
+        rows = exit_rows(config, "mat", read, exits, [{"lambda": 0.1}, {"lambda": 1.0}], split)
+        ratios = [row["value"] for row in rows if row["metric"] == "flops_ratio_token"]
+        if not config.causal:
+            assert not ratios
+            continue
+        seen = split.positions + 1
+        full = np.mean([L * block_flops(config, 1, t) + head_flops(config) for t in seen])
+        assert ratios == pytest.approx(token_exit_flops(config, exits, seen).mean(1) / full)
+        assert ratios[1] > 1  # all checks, and all blocks

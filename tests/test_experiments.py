@@ -92,6 +92,9 @@ def test_early_exit_reports_cost_and_calibration(tmp_path):
         "fixed",
     }
     assert "wall clock, batch 1, cheap check" in printed
+    machine = json.loads((tmp_path / "results.json").read_text())["environment"]["cpu"]
+    assert f"timed on {machine} (" in printed
+    assert "flops_ratio_token" in printed
 
 
 def edited(tmp_path, family, *, tensors=None, config=None):

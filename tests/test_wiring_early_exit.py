@@ -111,7 +111,7 @@ def test_nothing_is_timed_where_that_is_asked_for_and_maps_are_kept(lab, outcome
     (line,) = [line for line in table if line[:1] == ["0.3"]]
     shown = [
         outcome.one(**{"map": name, "metric": metric, "confidence": "gap", "lambda": 0.3})["value"]
-        for metric in ("layers", "precision@1", "flops_ratio")
+        for metric in ("layers", "precision@1", "flops_ratio", "flops_ratio_token")
         for name in ("mat", "id")
     ]
     assert line[1:] == [f"{value:.3f}" for value in shown]

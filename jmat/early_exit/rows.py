@@ -10,7 +10,7 @@ from numpy import ndarray
 from jmat.config import ModelConfig
 from jmat.data.examples import Split
 from jmat.early_exit.thresholds import BERT_POSITION, at_exit, paper_thresholds, patience
-from jmat.flops import exit_flops
+from jmat.flops import exit_flops, token_exit_flops
 from jmat.metrics import bootstrap_mean
 from jmat.notes import estimate
 
@@ -71,12 +71,22 @@ def exit_rows(
     words: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Rows for the exits at each setting: `layers`, precision@k, surprisal, `flops`, `flops_ratio` to the full pass."""
+    """Returns rows for the exits at each setting: `layers`, precision@k, surprisal, `flops`, and
+    `flops_ratio` to the full pass, over all tokens up to the one that is read.
+
+    For causal models also `flops_ratio_token`, the work of one generated token against that of a
+    token that runs all blocks: there the checks weigh more, since the blocks run over one token.
+    """
     tokens = split.positions + 1
+    everything = np.full((1, len(tokens)), config.layers)
     flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)
-    full = exit_flops(config, np.full((1, len(tokens)), config.layers), tokens, check_every=config.layers)
+    full = exit_flops(config, everything, tokens, check_every=config.layers)
     values = {metric: at_exit(read.metrics[metric], exits) for metric in METRICS}
     values |= {"layers": exits, "flops": flops, "flops_ratio": flops / full.mean()}
+    if config.causal:
+        token = token_exit_flops(config, exits, tokens, check_every=check_every, words=words)
+        full = token_exit_flops(config, everything, tokens, check_every=config.layers)
+        values["flops_ratio_token"] = token / full.mean()
     columns = np.concatenate([np.asarray(v, np.float64).T for v in values.values()], axis=1)
     mean, low, high = (stat.reshape(len(values), -1) for stat in bootstrap_mean(columns, groups=split.rows, seed=seed))
     return [

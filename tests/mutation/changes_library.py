@@ -386,8 +386,8 @@ CHANGES = [
     ),
     Change(
         "jmat/early_exit/rows.py",
-        "check_every=check_every, words=words)",
-        "check_every=check_every)",
+        "flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)",
+        "flops = exit_flops(config, exits, tokens, check_every=check_every)",
         "exit_rows: the short list's cost ignored",
         _EXIT,
     ),
@@ -684,8 +684,8 @@ CHANGES = [
     ),
     Change(
         "jmat/prune/heal.py",
-        "return loss if whole is None else loss + kl_weight * _kl(",
-        "return loss if whole is None else loss + _kl(",
+        "return error if whole is None else error + kl_weight * _kl(",
+        "return error if whole is None else error + _kl(",
         "distillation: kl_weight is always 1",
         _PRUNE,
     ),
