@@ -189,8 +189,10 @@ def questions(seed):
     rng = np.random.default_rng(12)
     asked = [tasks.Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)]
     given = rng.integers(2, size=(2, 30))
+    sizes = [len(q.choices) for q in asked]
+    scores = tuple([-1.0 * (np.arange(k) != best) for k, best in zip(sizes, kind, strict=True)] for kind in given)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "answers", lambda *_, **__: tuple(given))
+        patch.setattr(tasks, "choice_scores", lambda *_, **__: scores)
         rows = tasks.task_rows(None, None, "task", asked, seed=seed)
     right = given == np.array([q.answer for q in asked])
     assert right[0].mean() != right[1].mean()
