@@ -1,15 +1,17 @@
 """How a script talks to its user: errors in one sentence, progress on standard error. It defines no flags."""
 
+import contextlib
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import absl.logging
 from absl import app
 
 from jmat import hosts
+from jmat.errors import printable
 from jmat.folders import OutputFolder, claim_output_folder
 from jmat.notes import format_notes
 from jmat.plots import NothingToDrawError
@@ -23,7 +25,7 @@ LARGEST_SEED = 2**32 - 1
 def say(message: str) -> None:
     """Tells the user, on standard error, what happens now; of several processes only the first does."""
     if hosts.is_first():
-        print(f"· {message}", file=sys.stderr, flush=True)
+        print(printable(f"· {message}"), file=sys.stderr, flush=True)
 
 
 _claimed: list[OutputFolder] = []
@@ -70,6 +72,35 @@ def drawn(path: pathlib.Path, draw: Callable[..., None], results: Mapping[str, A
     return f", {path.name}"
 
 
+class _Formatter(logging.Formatter):
+    """Writes out control characters that come with what is logged."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class PrintableStream:
+    """A text stream on which control characters are written out."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Lets nothing through to standard output that a terminal would obey: tables hold names and tokens out of files."""
+    stream = sys.stdout
+    with contextlib.redirect_stdout(PrintableStream(stream)):  # type: ignore[type-var]
+        yield
+
+
 _when_done: list[Callable[[], None]] = []
 
 
@@ -86,12 +117,12 @@ def run(main: Callable[[list[str]], None]) -> None:
 
     def guarded(argv: list[str]) -> None:
         absl.logging.set_verbosity(absl.logging.WARNING)  # JAX tells which backends it did not find
-        absl.logging.get_absl_handler().setFormatter(logging.Formatter("· %(message)s"))
+        absl.logging.get_absl_handler().setFormatter(_Formatter("· %(message)s"))
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:
             _when_done.clear()
-            with hosts.together():
+            with _printable_output(), hosts.together():
                 main(argv)
             for work in _when_done:
                 work()
@@ -104,7 +135,7 @@ def run(main: Callable[[list[str]], None]) -> None:
             release_folders()
             hosts.leave(EXIT_INTERRUPTED)
         except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(printable(f"error: {error}", lines=False), file=sys.stderr)
             sys.exit(1)
         finally:
             release_folders()

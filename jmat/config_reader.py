@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jmat.errors import shortened
+from jmat.errors import printable, shortened
 from jmat.transformers_fields import NOTHING_IF_NULL, known_to_transformers
 
 _MOST_BLOCKS = 1_000_000  # beyond any model, and a list of so many is still made at once
@@ -177,10 +177,13 @@ class ConfigReader:
             family = self.hf.get("model_type", "unknown")
             raise ValueError(f"cannot load this {family} config.json: " + "; ".join(self._problems) + ".")
         if foreign:
+            listed = ", ".join(
+                f"{printable(name, lines=False)}={shortened(value, 40)}" for name, value in foreign.items()
+            )
             logging.getLogger(__name__).warning(
                 "config.json holds fields that no %s model of transformers reads, passed over here too: %s.",
                 self.hf["model_type"],
-                ", ".join(f"{name}={shortened(value, 40)}" for name, value in foreign.items()),
+                listed,
             )
 
     def _check_ignored(self) -> None:

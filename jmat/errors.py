@@ -1,4 +1,12 @@
-"""What other libraries' exceptions say, in one line of ours."""
+"""What errors say: other libraries' in one line of ours, and no character of a file that a terminal would obey."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+# Control characters, all but tabs and new lines; those that reorder text; halves of characters, which no terminal can
+# show.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def first_line(error: Exception) -> str:
@@ -15,3 +23,22 @@ def shortened(value: object, most: int = 120) -> str:
     """What `repr` gives, cut after `most` characters: a value of a file may be of any length."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""Writes out control characters, `\x1b` for one, so that a name out of a file cannot command a terminal.
+
+    `lines`: whether new lines and tabs stay.
+    """
+    text = _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return text if lines else text.replace("\n", r"\n").replace("\t", r"\t")
+
+
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """Writes out control characters in the messages of ValueError and OSError; a decorator of what reads files."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        error.args = tuple(printable(part, lines=False) if isinstance(part, str) else part for part in error.args)
+        raise

@@ -21,6 +21,7 @@ import safetensors
 import safetensors.numpy
 from jaxtyping import Array, Float
 
+from jmat.errors import readable_errors
 from jmat.files import save_together
 
 CONVENTION = "y = x @ W (+ b)"
@@ -167,6 +168,7 @@ def save_maps(
     )
 
 
+@readable_errors()
 def load_maps(
     folder: str | pathlib.Path, *, model_hash: str | None = None, width: int | None = None
 ) -> tuple[dict[str, Linear], MapsInfo]:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import rich.console
+import rich.markup
 import rich.progress
 
 from jmat import hosts
+from jmat.errors import printable
 
 Item = TypeVar("Item")
 
@@ -19,4 +21,5 @@ def track(items: Iterable[Item], description: str | None, *, total: int | None =
     if description is None or not hosts.is_first():
         return items
     console = rich.console.Console(stderr=True)
-    return rich.progress.track(items, description=description, total=total, console=console)
+    shown = rich.markup.escape(printable(description, lines=False))
+    return rich.progress.track(items, description=shown, total=total, console=console)

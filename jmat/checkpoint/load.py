@@ -9,7 +9,7 @@ import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
-from jmat.errors import first_line
+from jmat.errors import first_line, readable_errors
 from jmat.mesh import data_mesh
 from jmat.names import known_name
 
@@ -18,6 +18,7 @@ PRUNED = "pruned.json"  # says which blocks of the model are replaced by the map
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@readable_errors()
 def load(
     name_or_folder: str | pathlib.Path,
     *,
@@ -65,6 +66,7 @@ def bundled() -> list[str]:
     return sorted(path.parent.name for path in _BUNDLED.glob("*/config.json"))
 
 
+@readable_errors()
 def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> pathlib.Path:
     """The local folder of a model; downloads a hub id (config, weights, tokenizer) unless it is cached.
 

@@ -25,12 +25,14 @@ from jax.sharding import Mesh
 from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
+from jmat.errors import printable, readable_errors
 from jmat.files import save_together
 from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import OTHER_HEADS, Family
 
 
+@readable_errors()
 def load_model(
     folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = (), mesh: Mesh | None = None
 ) -> Any:
@@ -207,7 +209,9 @@ def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files:
         raise ValueError(f"{files.folder} does not fit its config.json: {_listed(problems)}.")
     if other := [stored for name, stored in names.items() if name not in used and re.fullmatch(OTHER_HEADS, name)]:
         logging.getLogger(__name__).warning(
-            "%s holds heads for other tasks, which are passed over: %s.", files.folder, _listed(other, most=4)
+            "%s holds heads for other tasks, which are passed over: %s.",
+            files.folder,
+            printable(_listed(other, most=4), lines=False),
         )
     return chosen
 

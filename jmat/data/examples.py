@@ -13,6 +13,7 @@ from jaxtyping import Int, Int32
 from numpy import ndarray
 
 from jmat.data.npz import read_arrays
+from jmat.errors import readable_errors
 from jmat.files import save_atomically
 
 _FIELDS = ("tokens", "lengths", "positions", "rows")
@@ -127,6 +128,7 @@ def save_examples(path: str | os.PathLike[str], examples: Examples) -> None:
     save_atomically(Path(path), write)
 
 
+@readable_errors()
 def load_examples(path: str | os.PathLike[str]) -> Examples:
     """Reads what `save_examples` wrote. Nothing in the file can run code.
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jmat.config import ModelConfig
 from jmat.config_reader import ConfigReader
-from jmat.errors import shortened
+from jmat.errors import readable_errors, shortened
 from jmat.json_files import read_json_object
 from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama, opt, roberta
 from jmat.models.family import Family, Transformer
@@ -32,6 +32,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@readable_errors()
 def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = (), *, foreign: bool = True) -> ModelConfig:
     """Returns the ModelConfig of a config.json.
 
