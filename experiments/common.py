@@ -23,6 +23,7 @@ from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
 from jmat.data.examples import Examples, Split, fingerprint, load_examples
+from jmat.data.kinds import describe_kind
 from jmat.folders import OutputFolder, output_path
 from jmat.maps import Linear, MapsInfo, model_hash, save_maps
 from jmat.mesh import usual_batch
@@ -285,10 +286,22 @@ def check_same_weights(name: str, fingerprint: Callable[[], str]) -> None:
         hosts.check_same({f"the hash of the weights of {name}": fingerprint()})
 
 
+def check_same_kind(name: str, model: Any, other: Any) -> None:
+    """Raises ValueError where a model to be compared with that of --model predicts in another way."""
+    if model.config.causal != other.config.causal:
+        kinds = ["a causal model" if each.config.causal else "a masked model" for each in (other, model)]
+        raise ValueError(
+            f"{name} is {kinds[0]} and {FLAGS.model} is {kinds[1]}: they are read at different positions and predict "
+            "different tokens, so nothing can be compared."
+        )
+
+
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
     """The examples in `source`, an .npz file, or new ones from the corpus of that name."""
     if source == FLAGS.examples or source.endswith(".npz"):
         examples = load_examples(source)
+        for sentence in describe_kind(examples, tokenizer, masked=not model.config.causal) if tokenizer else ():
+            say(f"{source}: {sentence}")
     elif tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:

@@ -107,6 +107,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
     how |= {"revision": None if is_folder else name, "ignore_config": tuple(FLAGS.ignore_config)}
     model, _ = load(name if is_folder else FLAGS.model, **how)
     common.check_same_weights(name, lambda: model_hash(parameters(model)))
+    common.check_same_kind(name, job.model, model)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))
     if mine != theirs:
         raise ValueError(

@@ -44,6 +44,8 @@ def main(argv: list[str]) -> None:
     if _AGAINST.value:
         cli.say(f"loading {_AGAINST.value}")
         other = load(_AGAINST.value, dtype=job.config["dtype"])
+        if labelled is None:
+            common.check_same_kind(_AGAINST.value, job.model, other[0])
     inputs = labelled_inputs(job, job.config["model"], job.model, job.tokenizer, labelled)
     others = None if other is None else labelled_inputs(job, _AGAINST.value, *other, labelled)
     rows = probe(job, job.model, *inputs)

@@ -11,6 +11,7 @@ LM Evaluation Harness.
 """
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +58,7 @@ class Passage:
 
     tokens: Int[ndarray, " T"]
     scored_from: int
+    is_cut: bool = False  # whether a prompt lost its beginning
 
 
 def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
@@ -174,6 +176,9 @@ def text_rows(
     special = special_tokens(tokenizer, masked=False)
     encoded = encode_pieces(lines, tokenizer, model.config.num_positions, special)
     pieces = [(row, ids) for row, each in enumerate(encoded) for ids in each if len(ids) > 1]
+    if cut := sum(len(each) > 1 for each in encoded):
+        message = "%d of %d lines of %s are longer than %d tokens, and are read in pieces."
+        logging.getLogger(__name__).warning(message, cut, len(encoded), name, model.config.num_positions)
     if not pieces:
         raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
     passages = [Passage(ids, 1) for _, ids in pieces]
@@ -219,7 +224,11 @@ def choice_scores(
     limit = model.config.num_positions
     pairs = [(q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices]
     special = special_tokens(tokenizer, masked=False)
-    scores = log_likelihoods(model, [_encode(tokenizer, *pair, limit, special) for pair in pairs], **settings)
+    passages = [_encode(tokenizer, *pair, limit, special) for pair in pairs]
+    if cut := sum(passage.is_cut for passage in passages):
+        message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
+        logging.getLogger(__name__).warning(message, cut, len(passages), limit)
+    scores = log_likelihoods(model, passages, **settings)
     sizes = np.array([len(choice) for _, choice in pairs], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
     return np.split(scores, ends), np.split(scores / sizes, ends)
@@ -240,7 +249,7 @@ def _encode(
     is known.
     """
     special = special_tokens(tokenizer, masked=False) if special is None else special
-    prompt = ending(prompt, tokenizer, limit)
+    whole, prompt = prompt, ending(prompt, tokenizer, limit)
     alone, joined = text_tokens((prompt, f"{prompt} {choice}"), tokenizer, special)
     shared = 0
     while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
@@ -249,4 +258,5 @@ def _encode(
     if (size := len(joined) - shared) > limit - max(len(before), 1):
         raise ValueError(f"the choice {choice[:40]!r}… has {size} tokens; the model reads {limit} in all.")
     cut = max(len(before) + len(joined) - limit, 0)
-    return Passage(np.asarray([*before, *joined[cut:]], np.int32), max(len(before) + shared - cut, 1))
+    tokens = np.asarray([*before, *joined[cut:]], np.int32)
+    return Passage(tokens, max(len(before) + shared - cut, 1), is_cut=cut > 0 or len(prompt) < len(whole))

@@ -92,6 +92,20 @@ def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
     assert alone == pytest.approx(np.exp(-by_hand(model, short, 1) / (len(short) - 1)), rel=1e-4)
 
 
+def test_what_is_cut_is_counted(loaded, caplog):
+    model, tokenizer = loaded
+    long = " ".join(["the value of the array"] * 60)
+    tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value.", long])
+    assert "1 of 2 lines of mine.txt are longer than 128 tokens, and are read in pieces." in caplog.text
+    questions = [tasks.Question("It returns", ("a", "b"), 0), tasks.Question(long, ("a", "b"), 0)]
+    tasks.choice_scores(model, tokenizer, questions)
+    assert "2 of 4 prompts with a choice are longer than 128 tokens: the prompts lost their beginnings." in caplog.text
+    caplog.clear()
+    tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value."])
+    tasks.choice_scores(model, tokenizer, questions[:1])
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
