@@ -1,1 +1,11 @@
 """Command-line experiments; each module answers one question."""
+
+import os
+
+# Where a script is started without a standard stream (`2>&-`), the next file that is opened takes its number, and what
+# libraries print would end up in that file, such as a model's weights. This comes before any other file is opened.
+for _number in range(3):
+    try:
+        os.fstat(_number)
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)

@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import absl.logging
 from absl import app
 
+from experiments.children import end_with_parent
+from experiments.streams import lasting_streams
 from jmat import hosts
 from jmat.errors import printable
 from jmat.folders import OutputFolder, claim_output_folder
@@ -112,7 +114,8 @@ def when_all_is_done(work: Callable[[], None]) -> None:
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback.
 
-    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15; one that Ctrl-C stopped, with 128 + 2.
+    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15; one that Ctrl-C stopped, with 128 + 2;
+    one that has written everything, but whose output nobody reads any more, with 128 + 13.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -140,4 +143,6 @@ def run(main: Callable[[list[str]], None]) -> None:
         finally:
             release_folders()
 
-    app.run(guarded)
+    end_with_parent()
+    with lasting_streams():
+        app.run(guarded)

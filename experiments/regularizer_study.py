@@ -12,28 +12,31 @@ model on two CPU cores. The paper (arXiv 2405.12250) reports that with the cosin
 and that the model becomes better; whether shortcuts gain is the question here.
 """
 
-import json
 import math
-import pathlib
+import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from absl import flags
 
 from experiments import cli
+from experiments.steps import step
 from jmat.folders import check_output_folder, output_path
 from jmat.plots import plot_by_layer
 from jmat.regularizers import KINDS
-from jmat.results import format_table, read_results, write_results
+from jmat.results import format_table, write_results
 from jmat.study import BY_LAYER, MEASURES, reported
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
 _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of each but `none`.")
-_PRETRAIN = flags.DEFINE_string("pretrain", "", "More flags of experiments.pretrain, the same for every model.")
+_PRETRAIN = flags.DEFINE_string(
+    "pretrain",
+    "",
+    "More flags of experiments.pretrain, the same for every model; not those that the study sets itself.",
+)
 _MEASURE = flags.DEFINE_string("measure", "", "More flags of the experiments that measure, such as --num_fit=2000.")
 _OUT = flags.DEFINE_string("out", "runs/regularizer_study", "Folder for results and for every step's own folder.")
 _OVERWRITE = flags.DEFINE_bool(
@@ -45,27 +48,32 @@ FIGURE = "regularizer_study.png"
 def main(argv: list[str]) -> None:
     """Runs the study."""
     del argv
+    overwrite = _OVERWRITE.value
     models = list(variants(_KINDS.value, _WEIGHTS.value))
     out = output_path(_OUT.value)
     check_output_folder(out)
-    more = {"pretrain": more_flags(_PRETRAIN)} | {experiment: more_flags(_MEASURE) for experiment in MEASURES}
+    folders = {model: out / label(*model).replace(" ", "-") for model in models}
+    for folder in (folder / experiment for folder in folders.values() for experiment in ("pretrain", *MEASURES)):
+        check_output_folder(folder)
+    more = {"pretrain": more_flags(_PRETRAIN, ("regularizer", "reg_weight", "out"))}
+    more |= dict.fromkeys(MEASURES, more_flags(_MEASURE, ("model", "out")))
     for experiment, given in more.items():
         check_flags(experiment, given)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
-    claim = cli.claim_folder(out, "regularizer_study", config, writes=(FIGURE,), overwrite=_OVERWRITE.value)
+    claim = cli.claim_folder(out, "regularizer_study", config, writes=(FIGURE,), overwrite=overwrite)
     rows: list[dict[str, Any]] = []
     hashes: dict[str, Any] = {}
     texts: dict[str, Any] = {}
-    for kind, weight in models:
-        name = f"{kind} {weight:g}" if weight else kind
-        folder = out / name.replace(" ", "-")
-        penalty = [f"--regularizer={kind}", f"--reg_weight={weight}"]
-        trained = step("pretrain", folder / "pretrain", [*penalty, *more["pretrain"]])
+    for (kind, weight), folder in folders.items():
+        name = label(kind, weight)
+        given = [f"--regularizer={kind}", f"--reg_weight={weight}"]
+        trained = step("pretrain", folder / "pretrain", given, more["pretrain"], overwrite=overwrite)
         rows += [{"map": name, **row} for row in trained["rows"] if row["metric"] == "eval_loss"]
         texts["pretrain"] = trained.get("text")
         for experiment, wanted in MEASURES.items():
-            given = [f"--model={folder / 'pretrain' / 'model'}", *more[experiment]]
-            found = step(experiment, folder / experiment, given)
+            given = [f"--model={folder / 'pretrain' / 'model'}"]
+            measured_with = {"trained": more["pretrain"], "overwrite": overwrite}
+            found = step(experiment, folder / experiment, given, more[experiment], **measured_with)
             rows += reported(name, found, wanted)
             hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
     results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
@@ -97,12 +105,23 @@ def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]
             yield kind, number
 
 
-def more_flags(flag: Any) -> list[str]:
-    """The flags that are one flag's value."""
+def label(kind: str, weight: float) -> str:
+    """The name of a model in the study's rows."""
+    return f"{kind} {weight:g}" if weight else kind
+
+
+def more_flags(flag: flags.FlagHolder[str], own: Collection[str]) -> list[str]:
+    """Returns the flags that are one flag's value. Raises ValueError where the study sets one of them itself."""
     try:
-        return shlex.split(flag.value)
-    except ValueError as error:
+        given = shlex.split(flag.value)
+        in_files = flags.FLAGS.read_flags_from_files(given)
+    except (ValueError, flags.Error) as error:
         raise ValueError(f"--{flag.name}={flag.value} does not read as flags: {error}.") from None
+    for text in in_files:
+        name = re.match(r"--?(\w*)", text)
+        if name is not None and (name[1] in own or text == "--"):
+            raise ValueError(f"--{flag.name} has {text}, which the study sets itself: leave it out.")
+    return given
 
 
 def check_flags(experiment: str, given: list[str]) -> None:
@@ -113,20 +132,6 @@ def check_flags(experiment: str, given: list[str]) -> None:
     found = subprocess.run([*command, "--only_check_args"], check=False, capture_output=True, text=True)
     if found.returncode:
         raise ValueError(f"{experiment} does not take {shlex.join(given)}: {found.stderr.strip().splitlines()[0]}")
-
-
-def step(experiment: str, out: pathlib.Path, given: list[str]) -> dict[str, Any]:
-    """Runs one experiment in a process of its own, unless it has run to its end with these flags; its results."""
-    done = out / "done.json"
-    if done.exists() and json.loads(done.read_text()) != given:
-        shutil.rmtree(out)  # of an earlier study with other flags
-    if not done.exists():
-        cli.say(f"{experiment} → {out}")
-        command = [sys.executable, "-m", f"experiments.{experiment}", *given, f"--out={out}"]
-        if subprocess.run(command, check=False).returncode:
-            raise ValueError(f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on.")
-        done.write_text(json.dumps(given))
-    return read_results(out)
 
 
 if __name__ == "__main__":

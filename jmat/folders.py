@@ -172,13 +172,18 @@ def claim_output_folder(
 
 
 def check_output_folder(out: str | os.PathLike[str]) -> None:
-    """Raises ValueError where `out` cannot be written, or another run is working in it.
+    """Raises ValueError where `out` cannot be written, is not a run's folder, or another run is working in it.
 
     It is for what takes long and comes before a run can claim its folder; all stays as it is.
     """
+    folder = output_path(out)
     with _in_one_sentence(out):
-        made, lock = _hold(output_path(out), "a run that begins")
-        _let_go(lock, made)
+        made, lock = _hold(folder, "a run that begins")
+        try:
+            if not (folder / _REPLACED / RUN).exists():
+                _read_owner(folder, overwrite=True)
+        finally:
+            _let_go(lock, made)
 
 
 def output_path(out: str | os.PathLike[str]) -> pathlib.Path:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jmat
+from experiments import steps
 from jmat.checkpoint import parameters
 from jmat.data.examples import fingerprint, load_examples
 from jmat.maps import load_maps, model_hash
@@ -211,12 +212,21 @@ def test_the_example_in_the_readme_runs(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+OWN = {
+    "pretrain": ("--regularizer=cosine", "--reg_weight=2", "-out=elsewhere", "--out", "--"),
+    "measure": ("--model=gpt2-docs", "-model", "--out=elsewhere"),
+}
+
+
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
         ("--weights=1,-1", "--weights has '-1'; expected numbers from 0 on"),
         ("--weights=nan", "--weights has 'nan'"),
         ("--pretrain='--steps=3", "--pretrain='--steps=3 does not read as flags: No closing quotation"),
+        *((f"--pretrain={own}", f"--pretrain has {own}, which the study sets itself") for own in OWN["pretrain"]),
+        *((f"--measure=--seed=1 {own}", f"--measure has {own}, which the study sets itself") for own in OWN["measure"]),
+        ("--pretrain=--flagfile=nowhere", "--pretrain=--flagfile=nowhere does not read as flags: "),
         ("--pretrain=--layer=3", "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line"),
     ],
 )
@@ -224,6 +234,35 @@ def test_a_study_checks_weights_and_flags_before_it_trains(tmp_path, flag, says)
     _, said = run("regularizer_study", flag, f"--out={tmp_path / 'out'}", code=1)
     assert said.startswith(f"error: {says}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_study_finds_its_own_flags_in_files_of_flags(tmp_path):
+    (tmp_path / "flags").write_text("--layers=1\n--regularizer=cosine\n")
+    given = f"--pretrain=--flagfile={tmp_path / 'flags'}"
+    _, said = run("regularizer_study", given, f"--out={tmp_path / 'out'}", code=1)
+    assert said.startswith("error: --pretrain has --regularizer=cosine, which the study sets itself: leave it out.")
+
+
+@pytest.mark.parametrize("earlier", [None, ["--steps=2"], "damaged"])
+def test_a_step_of_a_study_is_done_once_for_the_same_flags(tmp_path, earlier, monkeypatch):
+    """Its own flags come last, where they win; the folder is the step's, and nothing else in it is touched."""
+    ran = []
+    monkeypatch.setattr(steps, "run_child", lambda command: ran.append(command) or 0)
+    (tmp_path / "results.json").write_text('{"rows": []}')
+    (tmp_path / "notes").write_text("precious")
+    if earlier is not None:
+        (tmp_path / "done.json").write_text(json.dumps(earlier) if earlier != "damaged" else "[")
+    given = ["--regularizer=none"], ["--steps=3"]
+    for _ in range(2):
+        steps.step("pretrain", tmp_path, *given)
+    [command] = ran
+    assert command[2:] == [
+        *("experiments.pretrain", "--steps=3", "--regularizer=none", f"--out={tmp_path}"),
+        *([] if earlier is None else ["--overwrite"]),
+    ]
+    steps.step("pretrain", tmp_path, *given, trained=["--layers=2"])  # the model that it measures is another one
+    assert len(ran) == 2
+    assert (tmp_path / "notes").read_text() == "precious"
 
 
 def test_a_study_reports_one_figure_a_layer_and_metric():

@@ -1,0 +1,56 @@
+"""The steps of a study: experiments that run one after another, each once."""
+
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.children import run_child
+from experiments.cli import say
+from experiments.streams import CLOSED
+from jmat.files import save_atomically
+from jmat.results import read_results
+
+
+def step(
+    experiment: str,
+    out: pathlib.Path,
+    own: Sequence[str],
+    more: Sequence[str],
+    *,
+    trained: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Runs one experiment in a process of its own, unless it has run to its end with these flags; its results.
+
+    Args:
+        experiment: its name.
+        out: its output folder.
+        own: flags that the study sets.
+        more: other flags.
+        trained: further flags with which the model was trained that the experiment measures.
+        overwrite: take its folder from a run with other flags.
+
+    Raises:
+        ValueError: it failed.
+    """
+    done, given = out / "done.json", [*own, *more, *trained]
+    try:
+        earlier = json.loads(done.read_text("utf-8"))
+    except FileNotFoundError:
+        earlier = None
+    except ValueError:  # damaged
+        earlier = []
+    if earlier == given:
+        return read_results(out)
+    say(f"{experiment} → {out}")
+    done.unlink(missing_ok=True)
+    command = [sys.executable, "-m", f"experiments.{experiment}", *more, *own, f"--out={out}"]
+    if earlier is not None or overwrite:  # of an earlier study with other flags
+        command.append("--overwrite")
+    if run_child(command) not in (0, CLOSED):
+        raise ValueError(f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on.")
+    save_atomically(done, lambda path: path.write_text(json.dumps(given), "utf-8"))
+    return read_results(out)
