@@ -10,13 +10,14 @@ pure noise scores D/(n − 1); adjusted for that; and held out on other sentence
 Beside them the norm of what a block adds against the stream, the cosine between neighbours, anisotropy, a histogram of
 the tokens' errors, and which tokens are the least and the most linear.
 
-All tokens of all sentences are used, in two passes that store no activations. --protocol=jmat leaves out the first
-position (--skip_first) or, for masked models, special tokens; --tokens=sampled reads only the sampled positions.
---all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's activations by two estimators of
-TwoNN, maximum likelihood and the linear fit of the public code, which differ by up to a fifth on the bundled models
-(`pip install 'jmat[probe]'`), --revisions curves over training (of a hub id's revisions, or of folders such as
-`pretrain --keep_every=100` leaves in OUT/steps), --against the difference to another model. A run that was
-killed goes on in the middle of the first pass when it is started again with the same flags.
+All tokens of all sentences are used, in two passes that store no activations. The paper's text is 128 pieces of 512
+characters of enwik8: --corpus=enwik8 --piece_length=512 --num_fit=128 --num_eval=64, with the file of that name.
+--protocol=jmat leaves out the first position (--skip_first) or, for masked models, special tokens; --tokens=sampled
+reads only the sampled positions. --all_pairs adds every pair of layers, --intrinsic_dimension that of every layer's
+activations by several estimators of TwoNN, which differ (`pip install 'jmat[probe]'`), --revisions curves over training
+(of a hub id's revisions, or of folders such as `pretrain --keep_every=100` leaves in OUT/steps), --against the
+difference to another model. A run that was killed goes on in the middle of the first pass when it is started again with
+the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on two CPU cores with the bundled
 model. Expect above 0.9 with the residual in the middle layers and much less without it.

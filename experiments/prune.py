@@ -9,7 +9,7 @@ and top-1 agreement (`precision@1`), with intervals over sentences; parameters, 
 --score is `kl` by default, the KL that the removal of a block costs, measured on --score_sentences of the fit
 sentences. The others are read from the stream at the fit examples' positions (`experiments.linearity` reads all tokens
 instead): `linearity` is the order of arXiv 2405.12250, `linearity_without_residual` ours. A table has all of them for
-every block.
+every block. --piece_length=512 cuts a text file into pieces, as that paper does with enwik8.
 
 --method says what happens to a removed block: `delete` leaves it out, `map` replaces it by a map fitted at the
 examples' positions, `distil` trains these maps on, `merge` folds a map into the feed-forward part before it, so that an

@@ -154,7 +154,12 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
 
 
 def text_lines(path: str | os.PathLike[str]) -> list[str]:
-    """All lines of a text file, without the space at their ends.
+    """All lines of a text file, without the space at their ends; raises as `file_text`."""
+    return [line.strip() for line in file_text(path).split("\n")]
+
+
+def file_text(path: str | os.PathLike[str]) -> str:
+    """Returns what a text file holds, without a byte-order mark.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -174,7 +179,7 @@ def text_lines(path: str | os.PathLike[str]) -> list[str]:
             f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no plain text, or UTF-16: "
             "convert it to UTF-8, for example with iconv -f UTF-16LE -t UTF-8."
         )
-    return [line.strip() for line in text.split("\n")]
+    return text
 
 
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
