@@ -11,6 +11,7 @@ from jmat.data import save_examples
 from jmat.data.examples import Examples, Split
 from jmat.forward import logits
 from jmat.metrics import r2_score
+from tests.intervals import by_hand
 from tests.scripts import run
 
 D = 64  # of the reference GPT-2
@@ -94,6 +95,24 @@ def test_figures_are_those_of_a_plain_computation(gpt2, rows):
             top, full = logits(gpt2, stand_in).argmax(-1), logits(gpt2, streams[4]).argmax(-1)
             assert find(rows, **where, **n, metric="precision@1") == [pytest.approx(float((top == full).mean()))]
             assert find(rows, **where, **n, metric="r2") == [pytest.approx(r2_score(streams[4], stand_in), rel=1e-4)]
+
+
+def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
+    streams, sentences = world(1, 200), np.repeat(np.arange(40), 5).astype(np.int32)
+    fits = cross_corpus.fit_sizes("a", world(0), [70])
+    full = logits(gpt2, streams[4]).argmax(-1)
+    found = {}
+    for seed in (3, 4):
+        rows = cross_corpus.cross_rows(gpt2, fits, "b", streams, groups=sentences, seed=seed)
+        found[seed] = {(r["map"], r["layer"]): r for r in rows if r["metric"] == "precision@1"}
+    for layer in (0, 2):
+        for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fits[0].maps[layer](streams[layer])))):
+            hits = np.asarray(logits(gpt2, stand_in).argmax(-1) == full, float)
+            low, high = by_hand(lambda chosen, hits=hits: hits[chosen].mean(), sentences, seed=3)
+            row = found[3][name, layer]
+            assert (row["low"], row["high"]) == (pytest.approx(low), pytest.approx(high))
+    ends = [[(row["low"], row["high"]) for row in of_seed.values()] for of_seed in found.values()]
+    assert ends[0] != ends[1]
 
 
 def test_sizes():

@@ -159,12 +159,13 @@ def r2(seed):
 def probes(seed):
     """A feature that is the label at the fit examples, and often not at the others."""
     fit = np.repeat([[-1.0], [1.0]], 10, axis=0)
-    labels = {"fit": np.repeat(["down", "up"], [10, 10]), "eval": np.where(near(1.0, 9) > 0, "up", "down")}
+    labels = {"fit": np.repeat(["down", "up"], [10, 10]), "eval": np.where(near(1.0, 9) > 0.5, "up", "down")}
     labels["fit"][:3] = "up"  # the majority; the probe still follows the feature
     feature = np.where(near(1.0, 10) > 0, 1.0, -1.0)
     right = (np.where(feature > 0, "up", "down") == labels["eval"]).astype(float)
     rows = probe_rows({2: fit}, {2: feature[:, None]}, labels, groups=SENTENCES, seed=seed)
     majority = (labels["eval"] == "up").astype(float)
+    assert majority.mean() < 0.5  # it is that of the fit examples
     assert [row["map"] for row in rows] == ["ridge", "majority"]
     return [(row, mean_of(hits), SENTENCES, 1000) for row, hits in zip(rows, (right, majority), strict=True)]
 

@@ -96,6 +96,8 @@ def test_masking_is_berts():
     masked = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
     again = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
     jax.tree.map(np.testing.assert_array_equal, masked, again)
+    other = packing.mask_tokens(batch, jax.random.key(2), mask_id=mask_id, vocab_size=V)
+    assert (np.asarray(other.inputs) != np.asarray(masked.inputs)).any(1).mean() > 0.9
     weights = np.asarray(masked.weights) > 0
     original = np.take_along_axis(batch.inputs, np.asarray(masked.places), 1)[weights]
     seen = np.take_along_axis(np.asarray(masked.inputs), np.asarray(masked.places), 1)[weights]

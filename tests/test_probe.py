@@ -4,6 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from transformers import AutoTokenizer
 
 from jmat.probe import labelled_examples, probe_rows, read_labelled, token_classes
@@ -30,6 +33,33 @@ def test_a_probe_reads_what_is_linear_and_nothing_else(classifier):
     assert accuracy[2] < 0.75
     assert accuracy["majority"] == max((labels[600:] == "up").mean(), (labels[600:] == "down").mean())
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+
+
+def test_the_classifiers_are_scikit_learns():
+    """Labels that a third of the features decide, on few and noisy examples: the two classifiers differ."""
+    random = np.random.default_rng(1)
+    x = random.standard_normal((2, 120, 30)) * np.geomspace(1, 50, 30) + 7
+    labels = np.where(x[..., :10].sum(-1) + random.standard_normal((2, 120)) * 6 > 75, "up", "down")
+    right = {}
+    heads = {"ridge": RidgeClassifierCV(np.logspace(-1, 5, 7)), "logistic": LogisticRegression(max_iter=2000)}
+    for classifier, head in heads.items():
+        model = make_pipeline(StandardScaler(), head).fit(x[0], labels[0])
+        right[classifier] = (model.predict(x[1]) == labels[1]).mean()
+        rows = probe_rows({3: x[0]}, {3: x[1]}, {"fit": labels[0], "eval": labels[1]}, classifier=classifier)
+        assert (rows[0]["map"], rows[0]["layer"], rows[0]["n"]) == (classifier, 3, 120)
+        assert rows[0]["value"] == pytest.approx(right[classifier])
+    assert right["ridge"] != right["logistic"]
+
+
+def test_the_seed_divides_the_labelled_texts(tokenizers):
+    texts, labels = [f"Returns value {i}" for i in range(40)], [f"label {i}" for i in range(40)]
+    how = {"max_length": 16, "masked": False}
+    divided = []
+    for seed in (1, 1, 2):
+        _, kept = labelled_examples(texts, labels, tokenizers["gpt2"], seed=seed, **how)
+        assert sorted([*kept["fit"], *kept["eval"]]) == sorted(labels)
+        divided.append(sorted(kept["eval"]))
+    assert divided[0] == divided[1] != divided[2]
 
 
 def test_one_label_is_no_task():
