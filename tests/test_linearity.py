@@ -215,7 +215,7 @@ def ratios_by_hand(points):
     return np.sort(np.log(second / first))
 
 
-def test_both_estimators_of_dimension_are_their_formulas():
+def test_estimators_of_dimension_are_their_formulas():
     points = np.random.default_rng(1).exponential(size=(101, 4)).astype(np.float32)
     points = np.concatenate([points, points[:7]])  # equal points count once
     ratios = intrinsic.log_ratios(points)
@@ -232,20 +232,44 @@ def test_both_estimators_of_dimension_are_their_formulas():
     assert slope != pytest.approx(value, rel=1e-3)
 
 
-def test_both_estimators_find_the_dimension_of_a_surface():
+def test_the_public_codes_estimator_of_dimension_by_hand():
+    """The lowest fifth of the ratios above 1; points without one count in F, repeated ones each."""
+    points = np.random.default_rng(1).exponential(size=(101, 4))
+    points = np.concatenate([points, points[:7], points[:3] + 1e-10])
+    points[90:94] = 50.0 + np.eye(4)  # equally far from one another: no ratio above 1
+    distances = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
+    scale = np.sqrt(np.square(points - points.mean(0)).sum(1)).mean()
+    ratios = []
+    for k in range(len(points)):
+        first, second = np.sort(np.delete(distances[k], k))[:2]
+        if first >= 1e-8 * scale and second / first > 1 + 1e-8:
+            ratios.append(np.log(second / first))
+    n, left_out = len(points), len(points) - len(ratios)
+    assert left_out > 4 + 7
+    x = np.sort(ratios)[: len(ratios) // 5, None]
+    y = [-np.log(1 - (left_out + i) / n) for i in range(1, len(x) + 1)]
+    assert intrinsic.public_code(points) == pytest.approx(np.linalg.lstsq(x, np.array(y), rcond=None)[0][0])
+    assert intrinsic.public_code(7 * points - 3) == pytest.approx(intrinsic.public_code(points), rel=1e-6)
+    with pytest.raises(ValueError, match="0 of 8 points have a second neighbour farther"):
+        intrinsic.public_code(np.eye(8))
+
+
+def test_estimators_find_the_dimension_of_a_surface():
     random = np.random.default_rng(0)
     for d in (1, 2, 5):
         flat = random.uniform(size=(1500, d))
         bent = np.concatenate([np.cos(flat), np.sin(flat), flat**2], axis=1) @ random.standard_normal((3 * d, 40))
         rows = report.dimension_rows([np.concatenate([bent, bent[:100]]).astype(np.float32)])
         assert {row["estimator"]: row["metric"] for row in rows} == report.DIMENSIONS
-        likelihood, fit = rows
+        likelihood, fit, public = rows
         assert likelihood["low"] < likelihood["value"] < likelihood["high"]
-        assert [row["value"] for row in rows] == pytest.approx([d, d], rel=0.12)
+        assert [row["value"] for row in rows[:2]] == pytest.approx([d, d], rel=0.12)
         assert "low" not in fit
+        assert report.dimension_rows([bent])[2]["value"] == pytest.approx(d, rel=0.2)
+        assert public["value"] > 1.2 * d  # a hundred repeated points count in F
     # Some pairs ten thousand times closer than the rest: maximum likelihood heeds them all, the fit leaves them out.
     near = np.concatenate([flat, flat[:40] + 1e-5])
-    likelihood, fit = (row["value"] for row in report.dimension_rows([near]))
+    likelihood, fit, _ = (row["value"] for row in report.dimension_rows([near]))
     assert likelihood < 2 < 4 < fit
     with pytest.raises(ValueError, match="3 distinct points"):
         intrinsic.log_ratios(np.eye(3)[[0, 1, 2, 2]])
@@ -257,10 +281,10 @@ def test_both_estimators_find_the_dimension_of_a_surface():
 def test_a_layer_without_intrinsic_dimension_says_why():
     points = np.random.default_rng(0).standard_normal((50, 3))
     rows = report.dimension_rows([points[[0, 1] * 25], points])
-    assert [row["layer"] for row in rows] == [0, 0, 1, 1]
-    for none, some in zip(rows[:2], rows[2:], strict=True):
+    assert [row["layer"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    for none, some in zip(rows[:3], rows[3:], strict=True):
         assert none["value"] is None
-        assert "needs four at least" in none["note"]
+        assert none["note"].endswith(("needs four at least.", "needs five at least."))
         assert some["value"] > 1
         assert "note" not in some
 

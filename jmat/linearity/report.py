@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.data.examples import Split
-from jmat.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood
+from jmat.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
 from jmat.linearity.measure import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
 from jmat.notes import DOES_NOT_VARY, estimate
@@ -25,7 +25,11 @@ Row = Mapping[str, Any]
 # What a step does to the stream, metric → how a figure says it.
 GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
 # Estimator of the intrinsic dimension → its metric.
-DIMENSIONS = {"maximum_likelihood": "intrinsic_dimension", "linear_fit": "intrinsic_dimension_fit"}
+DIMENSIONS = {
+    "maximum_likelihood": "intrinsic_dimension",
+    "linear_fit": "intrinsic_dimension_fit",
+    "public_code": "intrinsic_dimension_public_code",
+}
 # The share of tokens by their error, from `10^a` to `10^b` times the mean spread of the target.
 ERROR_BINS = np.arange(-6.0, 2.01, 0.25)
 ZERO = "the stream is zero at every token"
@@ -112,25 +116,29 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """Intrinsic dimension of h_0, h_1, … by both estimators of `jmat.linearity.intrinsic`, or why
-    there is none: `intrinsic_dimension` by maximum likelihood, with its interval, and
-    `intrinsic_dimension_fit` by the linear fit.
+    """Intrinsic dimension of h_0, h_1, … by every estimator of `jmat.linearity.intrinsic`, or why
+    there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
+    `intrinsic_dimension_fit` by the linear fit, `intrinsic_dimension_public_code`.
     """
     rows = []
     for layer, points in enumerate(streams):
-        try:
-            ratios = log_ratios(points)
-            value, low, high = maximum_likelihood(ratios)
-            estimates: dict[str, dict[str, Any]] = {
-                "maximum_likelihood": {"value": value, "low": low, "high": high},
-                "linear_fit": {"value": linear_fit(ratios)},
-            }
-        except ValueError as error:
-            estimates = {name: {"value": None, "note": str(error)} for name in DIMENSIONS}
         for estimator, metric in DIMENSIONS.items():
             label = {"map": "stream", "layer": layer, "metric": metric, "estimator": estimator}
-            rows.append(label | {"n": len(points)} | estimates[estimator])
+            try:
+                found = _dimension(estimator, points)
+            except ValueError as error:
+                found = {"value": None, "note": str(error)}
+            rows.append({**label, "n": len(points), **found})
     return rows
+
+
+def _dimension(estimator: str, points: Float[ndarray, "N D"]) -> dict[str, Any]:
+    if estimator == "public_code":
+        return {"value": public_code(points)}
+    ratios = log_ratios(points)
+    if estimator == "linear_fit":
+        return {"value": linear_fit(ratios)}
+    return dict(zip(("value", "low", "high"), maximum_likelihood(ratios), strict=True))
 
 
 def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:
