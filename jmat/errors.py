@@ -16,7 +16,8 @@ def first_line(error: Exception) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """All of the message, at most 300 characters, or the kind of error where there is none."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    missing = " is missing" if isinstance(error, KeyError) else ""
+    return " ".join(str(error).split())[:300] + missing or type(error).__name__
 
 
 def shortened(value: object, most: int = 120) -> str:
