@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
     tokenizer = load_tokenizer(folder)
-    check_tokenizer(tokenizer, model.config.vocab_size, FLAGS.model)
+    check_tokenizer(tokenizer, model.config, FLAGS.model)
     if FLAGS.text is not None and tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer, so --text cannot be read; leave it out for random tokens.")
     cli.say("comparing with transformers on PyTorch")

@@ -18,7 +18,7 @@ def lines(count):
         "🙂 emoji",
         "e\u0301 x",
         "ﬁrst ＡＢＣ",
-        "</s> in the text",
+        "it's 10 %",
     ]
     folder = pathlib.Path(__file__).parents[1] / "jmat"
     code = [line.strip() for path in sorted(folder.rglob("*.py")) for line in path.read_text("utf-8").split("\n")]

@@ -29,7 +29,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
-from jmat.data.encoding import encode, panics_as_errors, special_tokens
+from jmat.config import ModelConfig
+from jmat.data.encoding import TokenizerError, encode, panics_as_errors, special_tokens
+from jmat.json_files import read_json_object
 
 # Glob patterns of all files that a tokenizer may consist of.
 TOKENIZER_FILES = (
@@ -57,38 +59,46 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
     says = f"the tokenizer in {folder} does not load"
     if (folder / "tokenizer.json").is_file():
         read = _from_tokenizer_json
+    elif any(_present(folder, *names) for names in (("vocab.txt",), ("vocab.json", "merges.txt"))):
+        read = _from_vocabulary
     elif _model_file(folder) is not None:
         read = _from_model_file
-    elif any((folder / name).is_file() for name in ("vocab.txt", "vocab.json", "merges.txt", "tekken.json")):
-        read = _from_vocabulary
+    elif any(_present(folder, name) for name in ("vocab.json", "merges.txt", "tekken.json")):
+        read = _by_class if _present(folder, "tekken.json") else _half
     elif gguf is not None and holds_tokenizer(gguf):
         read = functools.partial(_by_class, gguf_file=gguf.name)
     else:
         return None
     with panics_as_errors(says):
         tokenizer = read(folder)
-        encode([_TRIED], tokenizer, _LONG, special_tokens(tokenizer, masked=True))
+        try:
+            encode([_TRIED], tokenizer, _LONG, special_tokens(tokenizer, masked=True))
+        except TokenizerError:
+            raise
+        except ValueError:
+            pass  # a small vocabulary may lack these letters and have no token for unknown ones
     return tokenizer
 
 
-def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
+def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
     """Raises ValueError for a tokenizer with ids that the model does not have.
 
     Args:
       tokenizer: one of transformers, or None.
-      rows: of the model's embedding; there may be more than tokens.
+      config: of the model, whose embedding may have more rows than there are tokens.
       name: of the model, for the error.
     """
     if tokenizer is None:
         return
     # Tokens that were added later may lie beyond the embedding: no text has them unless it spells them out.
-    added = tokenizer.added_tokens_decoder
-    special = special_tokens(tokenizer, masked=True)
-    own = (token for token in tokenizer.get_vocab().values() if token not in added)
-    if (largest := max(own, default=0)) >= rows or (largest := max(*special.before, *special.after, 0, 0)) >= rows:
+    added, vocabulary = tokenizer.added_tokens_decoder, tokenizer.get_vocab().values()
+    before, after = special_tokens(tokenizer, masked=not config.causal)
+    mask = [] if config.causal or tokenizer.mask_token_id is None else [tokenizer.mask_token_id]
+    largest = max(*before, *after, *mask, *(token for token in vocabulary if token not in added), 0, 0)
+    if largest >= config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {name} has ids up to {largest}, but the model's embedding has {rows} rows: it is the "
-            "tokenizer of another model; put the model's own beside its weights."
+            f"the tokenizer of {name} has ids up to {largest}, but the model's embedding has {config.vocab_size} rows: "
+            "it is the tokenizer of another model; put the model's own beside its weights."
         )
 
 
@@ -103,7 +113,8 @@ def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
     """Special tokens that the family's class has by default, where no file says any and the vocabulary has them."""
     from transformers.models.auto import tokenization_auto
 
-    given, config = _json(folder / "tokenizer_config.json"), _json(folder / "config.json")
+    given, config = _config(folder / "tokenizer_config.json"), _config(folder / "config.json")
+    mapped = _config(folder / "special_tokens_map.json")
     named = given.get("tokenizer_class") or config.get("tokenizer_class")
     named = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.get("model_type"))
     family = tokenization_auto.tokenizer_class_from_name(named.removesuffix("Fast")) if named else None
@@ -114,29 +125,32 @@ def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
         for name, parameter in inspect.signature(family.__init__).parameters.items()
         if name.endswith("_token") and isinstance(parameter.default, str)
     }
-    defaults = {name: token for name, token in defaults.items() if name not in given}
-    defaults = {n: token for n, token in defaults.items() if n not in _json(folder / "special_tokens_map.json")}
+    defaults = {name: token for name, token in defaults.items() if name not in given and name not in mapped}
     if not defaults:
         return {}
-    content = _json(folder / "tokenizer.json")
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     vocabulary = content["model"]["vocab"]
     tokens = {token["content"] for token in content.get("added_tokens") or ()}
     tokens |= set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
     return {name: token for name, token in defaults.items() if token in tokens}
 
 
+def _present(folder: pathlib.Path, *names: str) -> bool:
+    return all((folder / name).is_file() for name in names)
+
+
+def _half(folder: pathlib.Path) -> Any:
+    present, missing = ("vocab.json", "merges.txt") if _present(folder, "vocab.json") else ("merges.txt", "vocab.json")
+    raise ValueError(f"there is {present}, but no {missing} beside it; download the tokenizer again.")
+
+
 def _from_vocabulary(folder: pathlib.Path) -> Any:
     """Reads vocab.txt, or vocab.json with merges.txt, by the class of the family."""
-    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
-    if vocabulary.is_file() != merges.is_file():
-        present, missing = (vocabulary, merges) if vocabulary.is_file() else (merges, vocabulary)
-        raise ValueError(f"there is {present.name}, but no {missing.name} beside it; download the tokenizer again.")
     tokenizer = _by_class(folder)
-    file = vocabulary if vocabulary.is_file() else folder / "vocab.txt"
-    if not file.is_file():
-        return tokenizer
-    words = _json(file) if file == vocabulary else set(map(str.strip, file.read_text("utf-8").split("\n")))
-    if tokenizer.vocab_size < len(set(words) - {""}):
+    file = folder / ("vocab.json" if _present(folder, "vocab.json", "merges.txt") else "vocab.txt")
+    content = file.read_text("utf-8")
+    tokens = json.loads(content) if file.suffix == ".json" else map(str.strip, content.split("\n"))
+    if tokenizer.vocab_size < len(set(tokens) - {""}):
         raise ValueError(
             f"{type(tokenizer).__name__}, the class of this family, does not read {file.name}; say which does in "
             'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
@@ -151,8 +165,8 @@ def _from_model_file(folder: pathlib.Path) -> Any:
     with file.open("rb") as opened:
         package = "tiktoken" if _TIKTOKEN_LINE.match(opened.read(200)) else "sentencepiece"
     if importlib.util.find_spec(package) is None:
-        kind = {"sentencepiece": "a SentencePiece file"}.get(package, "a tiktoken file")
-        raise ValueError(f"{file.name} is {kind}, which needs the package {package}: pip install {package}.")
+        kind = {"sentencepiece": "SentencePiece"}.get(package, package)
+        raise ValueError(f"{file.name} is a {kind} file, which needs the package {package}: pip install {package}.")
     options = {}
     if package == "sentencepiece":
         import sentencepiece
@@ -161,8 +175,8 @@ def _from_model_file(folder: pathlib.Path) -> Any:
             sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError):
             raise ValueError(f"{file.name} is not a SentencePiece file; download it again.") from None
-        if _json(folder / "config.json").get("model_type") in _BOS_BY_DEFAULT:
-            options["add_bos_token"] = _json(folder / "tokenizer_config.json").get("add_bos_token", True)
+        if _config(folder / "config.json").get("model_type") in _BOS_BY_DEFAULT:
+            options["add_bos_token"] = _config(folder / "tokenizer_config.json").get("add_bos_token", True)
     with _named_model(file) as path:
         return _by_class(folder, vocab_file=str(path), **options)
 
@@ -187,14 +201,11 @@ def _by_class(folder: pathlib.Path, **options: Any) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    """The object that a JSON file holds; empty if there is no such file."""
+def _config(path: pathlib.Path) -> dict[str, Any]:
+    """The object that a small JSON file holds; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds a {type(content).__name__}; expected an object.")
-    return content
+        return read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} {error}") from None

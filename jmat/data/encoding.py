@@ -48,6 +48,10 @@ class Tokenizer(Protocol):
         ...
 
 
+class TokenizerError(ValueError):
+    """A tokenizer that no text can be read with: its code gives up, or takes exponential time."""
+
+
 class SpecialTokens(NamedTuple):
     """Ids that a tokenizer puts around every text."""
 
@@ -63,8 +67,12 @@ def special_tokens(tokenizer: Tokenizer, *, masked: bool) -> SpecialTokens:
     """
     letters = (tokenizer.convert_ids_to_tokens(token) for token in range(min(len(tokenizer), 1000)))
     for text in ("a", "1", *letters):
-        inside = _ids([text or ""], tokenizer)[0]
-        whole = _ids([text or ""], tokenizer, add_special_tokens=True)[0]
+        try:
+            (inside,), (whole,) = (_ids([text or ""], tokenizer, add_special_tokens=add) for add in (False, True))
+        except TokenizerError:
+            raise
+        except ValueError:  # there is no token for unknown letters
+            continue
         starts = range(len(whole) - len(inside) + 1)
         start = next((at for at in starts if inside and whole[at : at + len(inside)] == inside), None)
         if start is not None:
@@ -213,7 +221,7 @@ def _guarded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
         ids = _ids(texts[start:stop], tokenizer)
         start, characters, spent = stop, characters + size, spent + time.process_time() - began
         if spent > _SECONDS + characters / _PER_SECOND:
-            raise ValueError(
+            raise TokenizerError(
                 f"the tokenizer takes {spent:.0f} s for {characters} characters: a regular expression in its "
                 "tokenizer.json takes exponential time."
             )
@@ -230,7 +238,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool
 def panics_as_errors(what: str) -> Iterator[None]:
     """Raises ValueError, which begins with `what`, where the tokenizers library raises or panics.
 
-    A panic of compiled code is no Exception for Python.
+    A panic of compiled code is no Exception for Python; it becomes a TokenizerError.
     """
     with _no_report_of_panics():
         try:
@@ -238,7 +246,9 @@ def panics_as_errors(what: str) -> Iterator[None]:
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
-            raise ValueError(f"{what}: {in_one_line(error)}") from None
+            fatal = _is_panic(error) or isinstance(error, TokenizerError)
+            kind = TokenizerError if fatal else ValueError
+            raise kind(f"{what}: {in_one_line(error)}") from None
 
 
 def _is_panic(error: BaseException | None) -> bool:
