@@ -1,10 +1,11 @@
 """What a killed run goes on from: Orbax checkpoints of its state."""
 
 import contextlib
+import hashlib
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +14,7 @@ import orbax.checkpoint as ocp
 
 State = TypeVar("State")
 
+_DIGEST = "sha256"
 _CHUNK = 2**26  # bytes that are compressed at once
 EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
@@ -28,7 +30,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
     if manager.latest_step() != step:
         arrays = _by_path(state)
         chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
-        manager.save(step, args=ocp.args.StandardSave(arrays, chunks))
+        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata={_DIGEST: _digest(arrays)})
 
 
 def restore(
@@ -37,17 +39,17 @@ def restore(
     """Returns the newest checkpoint, or that of a step; `state` where there is none.
 
     It is placed as the arrays of `state` are; where those are numpy's, it is in numpy arrays. Where the state has a
-    `step` that is not the checkpoint's, somebody has renamed or copied it. Then the newest is left out with a line to
-    `say`, and deleted.
+    `step` that is not the checkpoint's, somebody has renamed or copied it; where its arrays are not those that were
+    saved, a file is damaged. Then the newest is left out with a line to `say`, and deleted.
 
     Raises:
-      ValueError: the checkpoint's arrays are not those of `state`; that of `step` is another one's under its number.
+      ValueError: the checkpoint's arrays are not those of `state`; that of `step` is damaged, or another one's under
+        its number.
     """
     for number in sorted(manager.all_steps(), reverse=True) if step is None else [step]:
-        restored, held = _restore(manager, state, number)
-        if held == number:
+        restored, problem = _restore(manager, state, number)
+        if problem is None:
             return restored
-        problem = f"checkpoint {number} in {manager.directory} is that of step {held} under another number"
         if step is not None:
             raise ValueError(f"{problem}: delete it, and start again.")
         say(f"{problem}: it is left out")
@@ -55,8 +57,8 @@ def restore(
     return state
 
 
-def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[State, int]:
-    """Returns a checkpoint, and the step that it holds: `step` itself where the state has none."""
+def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[State, str | None]:
+    """Returns a checkpoint, and a sentence where it is not what was saved under its number."""
     arrays = _by_path(state)
     abstract = jax.tree.map(_abstract, arrays)
     try:
@@ -66,8 +68,22 @@ def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[S
             f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another "
             "version; delete it to go on from the one before, or start afresh with another --out."
         ) from error
-    held = int(restored["step"]) if "step" in arrays else step
-    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays]), held
+    name = f"checkpoint {step} in {manager.directory}"
+    problem = None
+    digest = (manager.metadata(step).custom_metadata or {}).get(_DIGEST)  # which older checkpoints lack
+    if digest is not None and digest != _digest({path: restored[path] for path in arrays}):
+        problem = f"{name} is damaged: its arrays are not those that were saved"
+    elif "step" in arrays and (held := int(restored["step"])) != step:
+        problem = f"{name} is that of step {held} under another number"
+    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays]), problem
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    """SHA-256 over the bytes of all arrays: Orbax reads a file with a flipped bit as it is."""
+    digest = hashlib.sha256()
+    for path, array in arrays.items():
+        digest.update(path.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:

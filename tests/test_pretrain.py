@@ -252,12 +252,33 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     manager.close()
 
 
+def test_a_damaged_checkpoint_is_left_out(tmp_path):
+    state, said = {"a": jnp.ones(999)}, []
+    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+        for step in (1, 2):
+            resume.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
+            manager.wait_until_finished()
+    largest = max((path for path in (tmp_path / "2").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+        with pytest.raises(
+            ValueError, match=r"checkpoint 2 in .* is damaged: its arrays are not those that were saved"
+        ):
+            resume.mean(manager, state, 2)
+        restored = resume.restore(manager, state, say=said.append)
+        np.testing.assert_array_equal(restored["a"], jax.random.normal(jax.random.key(1), 999))
+        assert "checkpoint 2 in" in said[0]
+        assert manager.all_steps() == [1]
+
+
 @pytest.mark.parametrize(("of", "under"), [(2, 3), (1, 3), (3, 9)])
 def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
     state, said = {"step": jnp.zeros((), jnp.int32), "a": jnp.ones(3)}, []
     with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
         for step in (1, 2, 3):
-            resume.save(manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step)})
+            resume.save(manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)})
             manager.wait_until_finished()
     shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
     shutil.copytree(tmp_path / f"{of}", tmp_path / f"{under}")
