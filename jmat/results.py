@@ -4,6 +4,7 @@ A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -59,6 +60,7 @@ def write_results(
         "text": text,
         "rows": [_plain_row(index, row) for index, row in enumerate(rows)],
     }
+    results["rows_sha256"] = _digest(results["rows"])
     content = _to_json(results)
     save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(content, "utf-8"))
     discard_replaced(pathlib.Path(out))
@@ -79,7 +81,17 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}): run the experiment again.") from None
     if not isinstance(results, dict) or not isinstance(results.get("rows"), list):
         raise ValueError(f"{path} holds no rows: it was not written by an experiment of jmat.")
+    if "rows_sha256" in results and results["rows_sha256"] != _digest(results["rows"]):
+        raise ValueError(
+            f"{path} is damaged, or was edited: its rows are not those that were written. Run the experiment again, or "
+            'leave out "rows_sha256" to read them as they are.'
+        )
     return results
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    """SHA-256 of rows, whatever the layout of the file."""
+    return hashlib.sha256(json.dumps(list(rows), default=str).encode()).hexdigest()
 
 
 def environment() -> dict[str, Any]:

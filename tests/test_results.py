@@ -1,6 +1,7 @@
 """Result files: nothing lost, nothing silently not a number; and tables of them."""
 
 import errno
+import json
 import pathlib
 
 import jax
@@ -69,6 +70,21 @@ def test_damaged_results_are_one_clear_sentence(tmp_path, content):
         read_results(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"results\.json not found"):
         read_results(tmp_path / "elsewhere")
+
+
+def test_a_changed_figure_is_noticed(tmp_path):
+    write_results(tmp_path, "r2", CONFIG, [_row(value=0.8127, token="é")])
+    path = tmp_path / "results.json"
+    content = path.read_text("utf-8")
+    path.write_text(content.replace("0.8127", "0.8627"), "utf-8")
+    with pytest.raises(ValueError, match="its rows are not those that were written"):
+        read_results(tmp_path)
+    path.write_text(content.replace("\n", ""), "utf-8")  # the layout does not matter
+    assert read_results(tmp_path)["rows"][0]["value"] == 0.8127
+    older = json.loads(content)
+    del older["rows_sha256"]
+    path.write_text(json.dumps(older), "utf-8")
+    assert len(read_results(tmp_path)["rows"]) == 1
 
 
 def test_table_has_layers_down_and_metrics_across():
