@@ -58,6 +58,9 @@ def test_log_likelihoods_and_answers(loaded, task):
     np.testing.assert_allclose(found[:2], [by_hand(model, *pair) for pair in expected[:2]], rtol=1e-4)
     sizes = [len(choice) for question in questions for choice in question.choices]
     of_questions = tasks.choice_scores(model, tokenizer, questions)
+    np.testing.assert_allclose(np.concatenate(of_questions[0]), found, rtol=1e-4)
+    np.testing.assert_allclose(np.concatenate(of_questions[1]), found / sizes, rtol=1e-4)
+    assert [len(scores) for scores in of_questions[0]] == [2, 3]
     whole, per_character = (np.concatenate([tasks.best_choices(scores) for scores in each]) for each in of_questions)
     assert whole.tolist() == [found[:2].argmax(), found[2:].argmax()]
     assert per_character.tolist() == [(found / sizes)[:2].argmax(), (found / sizes)[2:].argmax()]
