@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from jmat.checkpoint import parameters
+from jmat.data import corpus, hub_corpora
+from jmat.data.examples import fingerprint
 from jmat.maps import model_hash
 from jmat.metrics import bootstrap_counts
 from tests.by_hand import Lab, r2, same
-from tests.inside import call, text
+from tests.inside import call, loaded, text
+from tests.test_hub_corpora import Hub, split_text
 
 # Nothing as by default: a flag that is not heeded shows.
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
@@ -138,6 +141,36 @@ def test_r2_leaves_first_positions_out_where_it_says_so():
     mat = outcome.printed.partition("r2 of mat")[2].partition("r2 of id")[0]
     (line,) = [line.split() for line in mat.splitlines() if line.split()[:1] == ["1"]]
     assert line[-1] == f"{outcome.one(map='mat', layer=1, target=4, metric='r2')['value']:.3f}"
+
+
+def test_by_default_the_sentences_are_those_of_docs_that_no_bundled_model_was_trained_on(monkeypatch):
+    sentences = corpus.text_sentences(text(600))
+    parts = corpus.split(sentences)
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: sentences)
+    with loaded("layer_jump") as script:
+        monkeypatch.setattr(script.common, "docs_sentences", lambda: sentences)
+        outcome = call("layer_jump", num_fit=70, num_eval=30, targets="final")
+    lab = Lab(num_fit=70, num_eval=30, source="docs")
+    assert set(lab.sentences[0]) < set(parts["fit"])
+    assert set(lab.sentences[1]) < set(parts["eval"])
+    for metric, values in lab.metrics(lab.jump(lab.held_out[2], 2)).items():
+        same(outcome.one(map="mat", layer=2, metric=metric), lab.interval(values), 30)
+    assert outcome.maps[1].corpus == outcome.results["text"]["source"] == "docs"
+
+
+def test_text_of_the_hub_is_read_by_the_same_flags(monkeypatch, tmp_path):
+    monkeypatch.setenv("JMAT_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub_corpora, "stream", lambda name, columns: Hub())
+    monkeypatch.setattr(hub_corpora, "_sentencex", lambda name: split_text)
+    monkeypatch.setattr(hub_corpora, "_rules", lambda name, by_sentencex: "rules")
+    given = {**FLAGS, "num_fit": 80, "num_eval": 30}
+    outcome = call("layer_jump", corpus="cc-news", targets="final", **given)
+    lab = Lab(**given, source="cc-news")
+    read = outcome.results["text"]
+    assert (read["fit"], read["eval"]) == (fingerprint(lab.examples.fit), fingerprint(lab.examples.eval))
+    values = lab.metrics(lab.held_out[1])["kl"]
+    same(outcome.one(map="id", layer=1, metric="kl"), lab.interval(values), lab.examples.eval.num_examples)
+    assert outcome.maps[1].corpus == "cc-news"
 
 
 def test_the_batch_size_changes_no_figure_and_the_dtype_does():
