@@ -20,10 +20,11 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl import app, flags  # noqa: F401 (app defines flags, which scripts expect)
+from absl import app, flags  # noqa: F401 (defines flags, which every script expects, as orbax does)
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
+from jmat import resume  # noqa: F401 (imports orbax)
 from jmat.maps import load_maps
 from tests.test_reference import REFERENCE
 
@@ -156,16 +157,13 @@ def _become(state):
 
 
 def _without_scripts(state):
-    """The flags that absl itself defines."""
-    own = {
-        name for module, of in state["__flags_by_module"].items() if "absl" in module for name in (f.name for f in of)
-    }
-    kept = {name: flag for name, flag in state["__flags"].items() if name in own}
-    lists = ("__flags_by_module", "__flags_by_module_id", "__key_flags_by_module")
+    """The flags that libraries define."""
     by_module = {
-        key: {of: [*found] for of, found in state[key].items() if "experiments" not in str(of)} for key in lists
+        key: {module: [*found] for module, found in state[key].items() if "experiments" not in str(module)}
+        for key in ("__flags_by_module", "__flags_by_module_id", "__key_flags_by_module")
     }
-    return {**state, "__flags": kept, **by_module}
+    kept = {flag.name for found in by_module["__flags_by_module"].values() for flag in found}
+    return {**state, "__flags": {name: flag for name, flag in state["__flags"].items() if name in kept}, **by_module}
 
 
 @functools.cache

@@ -10,12 +10,13 @@ from jmat.capture import capture, stream_sites
 from jmat.data import Split
 from jmat.early_exit.thresholds import Outcome, calibrate
 from tests.by_hand import Lab, compare, log_p, same
-from tests.inside import call, changed_model, text
+from tests.inside import call, changed_model, loaded, text
 from tests.test_reference import REFERENCE
 
+COLUMNS = ("layers", "precision@1", "flops_ratio", "flops_ratio_token")
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
 FLAGS |= {"protocol": "jmat", "positions_per_sentence": 3, "skip_first": 2}
-CHEAP = {"short_list": 60, "check_every": 3, "timing_examples": 0, "delta": 0.3, "epsilon": 0.2}
+CHEAP = {"short_list": 60, "check_every": 3, "timing_examples": 7, "delta": 0.3, "epsilon": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,17 @@ def lab():
 
 
 @pytest.fixture(scope="module")
-def outcome():
-    return call("early_exit", corpus=text(), **FLAGS, **CHEAP)
+def timed():
+    """What the clock is started on."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def outcome(timed):
+    """A run in which nothing is timed."""
+    with loaded("early_exit") as script, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "timing_rows", lambda *given: timed.append(given) or [])
+        return call("early_exit", corpus=text(), **FLAGS, **CHEAP)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +110,17 @@ def test_fixed_exits_and_what_is_calibrated(lab, outcome, read):
     same(outcome.one(map="mat", metric="disagreement"), [wrong], len(odd), tolerance=1e-6)
 
 
-def test_nothing_is_timed_where_that_is_asked_for_and_maps_are_kept(lab, outcome):
-    assert not [row for row in outcome.rows if row["metric"] in ("time_ratio", "seconds_per_example")]
+def test_the_clock_runs_on_the_fitted_maps_and_the_cheap_checks(lab, outcome, timed):
+    ((model, maps, words, check_every, outcomes, sample, protocol),) = timed
+    assert model.config == lab.model.config
+    wanted = lab.jump(lab.held_out[1], 1)
+    np.testing.assert_allclose(maps[1](lab.held_out[1]), wanted, atol=1e-3 * np.abs(wanted).max())
+    assert (len(words), check_every, protocol) == (60, 3, "jmat")
+    assert set(outcomes) >= {("mat", "gap"), ("mat", "gap_cheap")}
+    assert (sample[0].tokens.tolist(), *sample[1:]) == (lab.examples.eval.tokens.tolist(), None, 7)
+
+
+def test_maps_are_kept_and_figures_printed(lab, outcome):
     maps, info = outcome.maps
     assert set(maps) == {f"mat.{l}.4" for l in range(4)}
     assert (info.n, info.seed) == (len(lab.fit[0]), 3)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from jmat import timing
 from jmat.benchmark import maps, memory, passes
 from jmat.benchmark.rows import Goal
 from jmat.benchmark.setup import Bench, random_model, random_sentences
@@ -14,44 +13,6 @@ from jmat.verify import report
 from jmat.verify.report import Batch, SiteDifference
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
-
-
-class Clock:
-    """Stands still but for what works add to it."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    def work(self, *durations):
-        """A contender that takes these times, one after another."""
-        left = iter(durations)
-
-        def run():
-            self.now += next(left)
-
-        return run
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(timing, "time", clock)
-    return clock
-
-
-def test_times_are_those_of_each_call(clock):
-    assert timing.seconds(clock.work(2.5)) == 2.5
-    assert timing.in_turn({"a": clock.work(1, 2, 3), "b": clock.work(7, 5, 6)}, 3) == {"a": [1, 2, 3], "b": [7, 5, 6]}
-    over = timing.in_turn({"a": clock.work(4, 4, 4), "b": clock.work(7, 7, 7)}, 3, budget=11.5)
-    assert over == {"a": [4, 4], "b": [7, 7]}  # one round fits the budget, and the one that is begun ends
-
-
-def test_medians_leave_the_first_call_out(clock):
-    works = {"a": clock.work(100, 3, 1, 2), "b": clock.work(100, 4, 4, 9)}
-    assert timing.medians(works, repeats=3) == {"a": 2, "b": 4}
-
 
 # --- the benchmark's rows ---------------------------------------------------------------------------------------------
 
