@@ -42,6 +42,7 @@ def exit_flops(
     *,
     check_every: int = 1,
     words: int | None = None,
+    mapped: bool = True,
 ) -> Float[ndarray, "S N"]:
     """Returns the work of an example that leaves at a layer: its blocks over all its tokens, as
     nothing of them was computed before, and a map and a head evaluation for every check.
@@ -56,10 +57,11 @@ def exit_flops(
       tokens: of each example, up to the one that is read.
       check_every: check only at layers that are multiples of this.
       words: that a check reads; None for the whole vocabulary.
+      mapped: whether a matrix maps the stream before the head; `id` needs none.
     """
     mean_context = (tokens + 1) / 2 if config.causal else tokens
     blocks = exits * block_flops(config, tokens, mean_context)
-    return blocks + _reading_flops(config, exits, check_every, words)
+    return blocks + _reading_flops(config, exits, check_every, words, mapped)
 
 
 def token_exit_flops(
@@ -69,6 +71,7 @@ def token_exit_flops(
     *,
     check_every: int = 1,
     words: int | None = None,
+    mapped: bool = True,
 ) -> Float[ndarray, "S N"]:
     """Returns the work of one generated token that leaves at a layer: its blocks over itself alone,
     and the checks as in `exit_flops`, whose arguments it takes.
@@ -77,16 +80,17 @@ def token_exit_flops(
     later tokens that run more blocks, is not counted.
     """
     blocks = exits * block_flops(config, 1, tokens)
-    return blocks + _reading_flops(config, exits, check_every, words)
+    return blocks + _reading_flops(config, exits, check_every, words, mapped)
 
 
 def _reading_flops(
-    config: ModelConfig, exits: Int[ndarray, "S N"], check_every: int, words: int | None
+    config: ModelConfig, exits: Int[ndarray, "S N"], check_every: int, words: int | None, mapped: bool
 ) -> Float[ndarray, "S N"]:
     """Returns the work of the checks on the way and of the prediction itself."""
+    jump = map_flops(config) if mapped else 0.0
     last = exits == config.layers
     checks = np.minimum(exits, config.layers - 1) // check_every
     checked = (exits > 0) & (exits % check_every == 0) & ~last
-    each = map_flops(config) + head_flops(config, words)
+    each = jump + head_flops(config, words)
     head_at_end = np.where(checked & (words is None), 0, head_flops(config))
-    return checks * each + head_at_end + np.where(checked | last, 0, map_flops(config))
+    return checks * each + head_at_end + np.where(checked | last, 0, jump)

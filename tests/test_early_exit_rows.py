@@ -69,17 +69,28 @@ def exit_by_hand(values, name, kind, example, sure):
     return L
 
 
-def flops_by_hand(layer, position, kind):
-    """Blocks over all tokens, then checks: with a short list the whole head once more."""
-    context = np.mean([t + 1 for t in range(position + 1)])
-    work = layer * block_flops(CONFIG, position + 1, context)
+def flops_by_hand(layer, position, kind, name, *, token=False):
+    """Blocks over all tokens, or over the last alone, then checks: with a short list the whole head once more."""
+    context = position + 1 if token else np.mean([t + 1 for t in range(position + 1)])
+    work = layer * block_flops(CONFIG, 1 if token else position + 1, context)
+    jump = map_flops(CONFIG) if name == "mat" else 0  # `id` maps nothing
     if kind == "fixed":
-        checks = 1 if layer == L else 0  # a map and a head, at the only layer where it leaves
-        return None if checks else work
+        return work + head_flops(CONFIG) + (jump if layer < L else 0)
     every, words = (EVERY, WORDS) if kind == "gap_cheap" else (1, None)
     checks = len([l for l in range(1, L) if l <= layer and l % every == 0])
     at_end = head_flops(CONFIG) if layer == L or words else 0
-    return work + checks * (map_flops(CONFIG) + head_flops(CONFIG, words)) + at_end
+    return work + checks * (jump + head_flops(CONFIG, words)) + at_end
+
+
+def check_flops(mine, layers, positions, kind, name):
+    """The rows' work, and its ratio to that of all blocks without a check, for all tokens and for the last alone."""
+    for token, suffix in ((False, ""), (True, "_token")):
+        given = {"name": name, "token": token}
+        work = np.mean([flops_by_hand(at, t, kind, **given) for at, t in zip(layers, positions, strict=True)])
+        full = np.mean([flops_by_hand(L, t, "fixed", **given) for t in positions])
+        assert mine[f"flops_ratio{suffix}"] == pytest.approx(work / full)
+        if not token:
+            assert mine["flops"] == pytest.approx(work)
 
 
 @pytest.mark.parametrize("kind", [*CONFIDENCES, "gap_cheap"])
@@ -89,9 +100,6 @@ def test_curves_are_the_rule_applied_example_by_example(split, values, name, kin
     rows, outcomes = curve_rows(CONFIG, values, split, "jmat", cheap)
     grid, found = outcomes[name, kind]
     mean_length = np.mean([t + 1 for t in split.positions])
-    full = np.mean([
-        L * block_flops(CONFIG, t + 1, (t + 2) / 2) + head_flops(CONFIG) for t in split.positions
-    ])  # fmt: skip
     label = {"gap": "lambda", "gap_cheap": "lambda_cheap"}.get(kind, "threshold")
     expected_grid = {
         "patience": [5, 4, 3, 2, 1],
@@ -117,10 +125,8 @@ def test_curves_are_the_rule_applied_example_by_example(split, values, name, kin
         for metric in METRICS:
             by_hand = np.mean([values[name, layer][metric][n] for n, layer in enumerate(layers)])
             assert mine[metric]["value"] == pytest.approx(by_hand), metric
-        flops = np.mean([flops_by_hand(layer, t, kind) for layer, t in zip(layers, split.positions, strict=True)])
+        check_flops({metric: row["value"] for metric, row in mine.items()}, layers, split.positions, kind, name)
         assert mine["layers"]["value"] == pytest.approx(np.mean(layers))
-        assert mine["flops"]["value"] == pytest.approx(flops)
-        assert mine["flops_ratio"]["value"] == pytest.approx(flops / full)
         assert {row["n"] for row in mine.values()} == {N}
 
 
@@ -136,6 +142,7 @@ def test_the_fixed_exit_is_every_layer_in_turn(split, values):
             assert mine["layers"] == layer
             assert mine["surprisal"] == pytest.approx(values[name, layer]["surprisal"].mean())
             assert found.hits[layer].mean() == pytest.approx(mine["precision@1"])
+            check_flops(mine, [layer] * N, split.positions, "fixed", name)
 
 
 def test_thresholds_by_protocol_and_kind():

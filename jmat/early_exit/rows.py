@@ -79,12 +79,13 @@ def exit_rows(
     """
     tokens = split.positions + 1
     everything = np.full((1, len(tokens)), config.layers)
-    flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)
+    checks: dict[str, Any] = {"check_every": check_every, "words": words, "mapped": name != "id"}
+    flops = exit_flops(config, exits, tokens, **checks)
     full = exit_flops(config, everything, tokens, check_every=config.layers)
     values = {metric: at_exit(read.metrics[metric], exits) for metric in METRICS}
     values |= {"layers": exits, "flops": flops, "flops_ratio": flops / full.mean()}
     if config.causal:
-        token = token_exit_flops(config, exits, tokens, check_every=check_every, words=words)
+        token = token_exit_flops(config, exits, tokens, **checks)
         full = token_exit_flops(config, everything, tokens, check_every=config.layers)
         values["flops_ratio_token"] = token / full.mean()
     columns = np.concatenate([np.asarray(v, np.float64).T for v in values.values()], axis=1)

@@ -400,8 +400,8 @@ CHANGES = [
     ),
     Change(
         "jmat/early_exit/rows.py",
-        "flops = exit_flops(config, exits, tokens, check_every=check_every, words=words)",
-        "flops = exit_flops(config, exits, tokens, check_every=check_every)",
+        '{"check_every": check_every, "words": words, "mapped": name != "id"}',
+        '{"check_every": check_every, "mapped": name != "id"}',
         "exit_rows: the short list's cost ignored",
         _EXIT,
     ),
