@@ -137,6 +137,10 @@ def run(main: Callable[[list[str]], None]) -> None:
             say("interrupted.")
             release_folders()
             hosts.leave(EXIT_INTERRUPTED)
+        except hosts.LostProcessError as error:
+            print(f"error: {error}", file=sys.stderr)
+            release_folders()
+            hosts.leave(1)
         except (ValueError, OSError) as error:
             print(printable(f"error: {error}", lines=False), file=sys.stderr)
             sys.exit(1)

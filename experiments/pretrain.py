@@ -19,10 +19,12 @@ A run that is killed goes on from its last checkpoint when started again with th
 model, bit for bit.
 """
 
+import contextlib
 import functools
 import hashlib
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +38,7 @@ from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import corpus, encoding, packing, tokenizers
+from jmat.files import save_together
 from jmat.folders import OutputFolder, check_output_folder, output_path
 from jmat.maps import model_hash
 from jmat.notes import with_note
@@ -83,6 +86,7 @@ _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
 )
 
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -103,19 +107,29 @@ def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, l
     }  # fmt: skip
 
 
-def prepare_tokenizer(arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path) -> Any:
-    """The tokenizer in `folder`, trained and saved there first if it is not there, or not whole."""
-    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+def prepare_tokenizer(
+    arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path
+) -> tuple[Any, dict[str, bytes]]:
+    """Returns the tokenizer in `folder`, or a new one where it is not there, or not whole; and a new one's files."""
+    files = [folder / name for name in _TOKENIZER]
     if all(file.is_file() for file in files):
         try:
-            return load_tokenizer(folder)
+            return load_tokenizer(folder), {}
         except ValueError as error:
             cli.say(f"{error} It is trained anew, on the same text.")
     elif any(file.exists() for file in files):
         cli.say(f"half of the tokenizer in {folder} is missing: it is trained anew, on the same text")
     train = tokenizers.train_bpe if arch == "gpt2" else tokenizers.train_wordpiece
-    train(sentences, vocab_size).save_pretrained(folder)
-    return load_tokenizer(folder)
+    with tempfile.TemporaryDirectory() as made:
+        train(sentences, vocab_size).save_pretrained(made)
+        paths = sorted(pathlib.Path(made).iterdir(), key=lambda path: path.name == _TOKENIZER[-1])
+        return load_tokenizer(pathlib.Path(made)), {path.name: path.read_bytes() for path in paths}
+
+
+def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
+    """Writes the files of a tokenizer, the one that says that it is whole last."""
+    folder.mkdir(exist_ok=True)
+    save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
 
 
 def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
@@ -154,10 +168,14 @@ def train(
     """
     began, tokens = time.perf_counter(), 0
     losses: list[tuple[int, jax.Array]] = []  # not looked at yet: one, while the next step is computed
-    with resume.sigterm_received() as terminated:
+    terminated: list[int] | None = None
+    with contextlib.ExitStack() as stack:
         for step, batch in data:
             done = step + 1
             state, loss = step_fn(state, batch)
+            if terminated is None:  # until the first step is compiled and done, there is nothing to save
+                jax.block_until_ready(loss)
+                terminated = stack.enter_context(resume.sigterm_received())
             losses.append((done, loss))
             intervals = (_LOG_EVERY.value, _EVAL_EVERY.value, checkpoint_every, _KEEP_EVERY.value or steps)
             writes = done == steps or bool(terminated) or any(done % every == 0 for every in intervals)
@@ -195,7 +213,7 @@ def main(argv: list[str]) -> None:
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
     names: dict[str, Any] = {"writes": ("model", "steps", "checkpoints"), "reads": ("corpus",)}
     claim = cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value, **names)
-    tokenizer = prepare_tokenizer(arch, split["train"], settings["vocab_size"], claim.path("model"))
+    tokenizer, new_files = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
     pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
 
     sizes = {name: settings[name] for name in ("layers", "width", "heads", "length")}
@@ -223,6 +241,9 @@ def main(argv: list[str]) -> None:
 
     def save(state: training.TrainState) -> None:
         check_weights(state)
+        if new_files:
+            save_tokenizer(claim.path("model"), new_files)
+            new_files.clear()
         write_results(out, "pretrain", settings, history)
         for step in checkpoints.all_steps():
             if step % every:  # what SIGTERM left would take the place of one that is to be averaged

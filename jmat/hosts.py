@@ -2,15 +2,19 @@
 
 The processes meet seldom: to compare what they were started with, to put results together once at the end of a pass,
 and when they are done. At every meeting each says how it is doing, so a failure in one is raised in all, and none
-waits for a process that has given up. A process that dies without a word is noticed by `jax.distributed`, after its
-heartbeat's 100 seconds, which then ends the others. On CPUs XLA waits 30 minutes at most for the last one to come.
+waits for a process that has given up. That a process has died is noticed at the next meeting, at once where it was
+process 0, and after 100 seconds at the latest by the heartbeat of `jax.distributed`: the others then end with a
+sentence. On CPUs XLA waits 30 minutes at most for the last one to come.
 
 A lone process calls none of `jax.distributed`, and everything here then costs nothing.
 """
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -24,7 +28,12 @@ from jax.experimental import multihost_utils
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from jmat.errors import first_line
+from jmat.errors import first_line, in_one_line
+
+try:
+    from jaxlib import _jax as jaxlib_extension
+except ImportError:  # another version: `_a_sentence_where_xla_aborts` does without
+    jaxlib_extension = None
 
 Item = TypeVar("Item")
 
@@ -36,6 +45,10 @@ _PATIENCE = 295  # seconds until all processes have come together; XLA aborts wi
 
 class OtherProcessError(ValueError):
     """Another process has failed; the message is its own."""
+
+
+class LostProcessError(ValueError):
+    """Another process has died or cannot be reached: there is no meeting any more, and nothing to wait for."""
 
 
 class UnequalHostsError(ValueError):
@@ -59,7 +72,7 @@ def initialize(coordinator: str | None, num_processes: int | None = None, proces
         return
     if coordinator != AUTO:
         _check_address(coordinator, bind=process_id == 0)
-    with _no_longer_than(_PATIENCE, coordinator, num_processes):
+    with _no_longer_than(_PATIENCE, coordinator, num_processes), _a_sentence_where_xla_aborts():
         try:
             jax.distributed.initialize(*(() if coordinator == AUTO else (coordinator, num_processes, process_id)))
         except (RuntimeError, ValueError) as error:
@@ -71,6 +84,42 @@ def initialize(coordinator: str | None, num_processes: int | None = None, proces
     if len(set(devices.values())) > 1:
         each = ", ".join(f"process {k} has {devices[k]}" for k in sorted(devices))
         raise UnequalHostsError(f"the processes have different numbers of devices ({each}); expected equally many.")
+
+
+_LOST = (
+    "another process has died or cannot be reached{reason}: start all of them again with the same flags; a pass over "
+    "the text then goes on from its last snapshots."
+)
+
+
+@contextlib.contextmanager
+def _a_sentence_where_xla_aborts() -> Iterator[None]:
+    """Has a process that joins others inside end with a sentence and exit code 1 where XLA would abort it.
+
+    XLA does that, in a thread of its own, where process 0 or a heartbeat is missing. It calls a function instead where
+    it is given one, for which `jax.distributed` has no argument. Some versions fail to call a function of Python's, and
+    abort all the same. Then the system calls the handler of SIGABRT, in that thread; one of Python's would be too late.
+    """
+    text = b"error: XLA has ended this process, as it does where " + _LOST.format(reason="").encode() + b"\n"
+
+    def end(_: object) -> None:
+        os.write(2, text)
+        os._exit(1)
+
+    _on_abort.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(end))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort[-1])
+    make_client = getattr(jaxlib_extension, "get_distributed_runtime_client", None)
+    if "missed_heartbeat_callback" not in (getattr(make_client, "__doc__", None) or ""):
+        yield
+        return
+    jaxlib_extension.get_distributed_runtime_client = functools.partial(make_client, missed_heartbeat_callback=end)
+    try:
+        yield
+    finally:
+        jaxlib_extension.get_distributed_runtime_client = make_client
+
+
+_on_abort: list[object] = []  # what the system calls must not be collected
 
 
 def _check_address(coordinator: str, *, bind: bool) -> None:
@@ -172,7 +221,7 @@ def gather(values: Shaped[ndarray, "*shape"]) -> list[Shaped[ndarray, " n"]]:
         piece = mine[start : start + step]
         sent = np.zeros(min(step, max(sizes) - start), np.uint8)
         sent[: piece.size] = piece
-        for part, got in zip(parts, multihost_utils.process_allgather(sent), strict=True):
+        for part, got in zip(parts, _exchange(sent), strict=True):
             room = part[start : start + step]
             room[:] = got[: room.size]
     return [part.view(flat.dtype) for part in parts]
@@ -208,12 +257,12 @@ def together() -> Iterator[None]:
     try:
         yield
         _meet()
-    except (OtherProcessError, UnequalHostsError):
+    except (OtherProcessError, LostProcessError, UnequalHostsError):
         raise
     except jax.errors.JaxRuntimeError:  # the devices or the network fail: there may be no meeting any more
         raise
     except Exception as error:
-        with contextlib.suppress(OtherProcessError):  # what happened here says more
+        with contextlib.suppress(OtherProcessError, LostProcessError):  # what happened here says more
             _meet(failure=f"{error}" if isinstance(error, ValueError | OSError) else repr(error))
         raise
 
@@ -227,6 +276,14 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _exchange(values: Shaped[ndarray, "*shape"]) -> Shaped[ndarray, "P *shape"]:
+    """The values of all processes, of one shape. Raises LostProcessError where they do not all answer."""
+    try:
+        return multihost_utils.process_allgather(values)
+    except Exception as error:  # ValueError or JaxRuntimeError, by the version and the network
+        raise LostProcessError(_LOST.format(reason=f" ({in_one_line(error)})")) from None
+
+
 def _meet(size: int = 0, failure: str | None = None) -> list[int]:
     """What every process says is its size. Raises OtherProcessError for the first failure that one tells of."""
     if count() == 1:
@@ -236,7 +293,7 @@ def _meet(size: int = 0, failure: str | None = None) -> list[int]:
     card[:16] = np.array([size, len(text)], np.int64).view(np.uint8)
     card[16 : 16 + len(text)] = np.frombuffer(text, np.uint8)
     sizes = []
-    for k, got in enumerate(multihost_utils.process_allgather(card)):
+    for k, got in enumerate(_exchange(card)):
         size, length = got[:16].view(np.int64).tolist()
         if length:
             raise OtherProcessError(f"process {k} failed: {got[16 : 16 + length].tobytes().decode(errors='replace')}")

@@ -24,13 +24,18 @@ from tests.test_reference import REFERENCE
 SCRIPTS = ("layer_jump", "linearity")  # of two_processes
 
 
+def free_port():
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 def start(folder, processes, devices, *, module=None, given=()):
     """Starts the processes, of a script or of tests.two_processes, with so many devices each; returns them."""
     xla = f"{os.environ['JMAT_TEST_XLA']} --xla_force_host_platform_device_count="
     each = devices if isinstance(devices, tuple) else (devices,) * processes
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     commands = [
         ["tests.two_processes", str(port), str(processes), str(k), str(folder)]
@@ -181,6 +186,57 @@ def test_gathered_values_keep_every_bit(arrays):
         assert found["gathered 0"].size == 0
         np.testing.assert_array_equal(found["gathered 1"], np.random.default_rng(1).standard_normal(3))
         np.testing.assert_array_equal(found["in rounds"], np.r_[np.arange(100.0), 1000 + np.arange(100.0)])
+
+
+_MEETING = """
+import sys, time
+import numpy as np
+from experiments import cli
+from jmat import hosts
+
+port, me, alone, sys.argv[1:] = *sys.argv[1:4], []
+
+def main(argv):
+    hosts.initialize(f"localhost:{port}", 2, int(me))
+    hosts.gather(np.ones(3))
+    print("met", flush=True)
+    while True:
+        time.sleep(float(alone))
+        hosts.gather(np.ones(3))
+
+cli.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "alone"), [(0, 0.05), (1, 0.05), (0, 600)])
+def test_where_a_process_dies_the_other_ends_with_a_sentence(victim, alone):
+    """At a meeting, and while it works alone."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    port = free_port()
+    both = [
+        subprocess.Popen([sys.executable, "-c", _MEETING, str(port), str(me), str(alone)], cwd=ROOT, **pipes)
+        for me in range(2)
+    ]
+    try:
+        for process in both:
+            assert "met\n" in iter(process.stdout.readline, "")
+        both[victim].kill()
+        said = both[1 - victim].communicate(timeout=60)[0]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    assert both[1 - victim].returncode == 1, said
+    assert said.count("error: ") == 1
+    last = said.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "another process has died or cannot be reached" in last
+    assert last.endswith(
+        "start all of them again with the same flags; a pass over the text then goes on from its last snapshots."
+    )
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 12, said
 
 
 @pytest.mark.slow
