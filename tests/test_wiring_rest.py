@@ -1,5 +1,6 @@
 """prune, probe and cross_corpus as users call them on texts: orders, classifiers and foreign text by hand."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -13,8 +14,9 @@ from jmat.capture import target_tokens
 from jmat.maps import Identity
 from jmat.metrics import bootstrap_counts
 from jmat.probe import labelled_examples, token_classes
+from jmat.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
-from tests.inside import call, changed_model, text
+from tests.inside import call, changed_model, loaded, text
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
 
@@ -104,6 +106,37 @@ def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
         assert row["value"] == pytest.approx(scores[i], abs=1e-4)
     assert {row["blocks"] for row in outcome.find(removed=1)} == {str(max(scores, key=scores.get))}
     assert {row.get("method") for row in outcome.find(removed=1)} == {"delete"}
+
+
+def test_prune_by_default_removes_what_costs_least_and_lists_every_score(lab):
+    outcome = call("prune", corpus=text(), method="delete,merge", **(FLAGS | {"intercept": False}))
+    split = lab.examples.fit
+    assert split.num_sentences <= 256  # so the score is of all of them
+    full, _, _ = log_probabilities(lab, split, {})
+    costs = []
+    for i in range(4):
+        short, _, _ = log_probabilities(lab, split, {f"block.{i}": Identity()})
+        costs.append((np.exp(full) * (full - short)).sum(1).mean())
+        for wanted in ({"metric": "score", "method": "delete"}, {"metric": "block_score"}):
+            row = outcome.one(score="kl", layer=i, target=i + 1, **wanted)
+            assert row["value"] == pytest.approx(costs[-1], rel=1e-3)
+    assert {row["blocks"] for row in outcome.find(removed=1)} == {str(np.argmin(costs))}
+    names = ("kl", "block_influence", "angular", "linearity", "linearity_without_residual")
+    assert {row["score"] for row in outcome.find(metric="block_score")} == set(names)
+    assert all(name in outcome.printed for name in names)
+    assert not outcome.find(method="merge", metric="score", layer=0)  # which merging never takes
+    (figure,) = outcome.figures
+    ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert ticks == ["none", str(np.argmin(costs))]
+
+
+def test_flags_of_pruning_are_its_settings():
+    """By name and default; --method, --intercept and --seed are flags of their own."""
+    settings = {field.name: field.default for field in dataclasses.fields(How)}
+    with loaded("prune") as module:
+        assert {name: flag.default for name, flag in module._HOW.items()} == {
+            name: value for name, value in settings.items() if name not in ("method", "intercept", "seed")
+        }
 
 
 # --- probe ------------------------------------------------------------------------------------------------------------
