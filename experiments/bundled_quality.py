@@ -23,16 +23,18 @@ import numpy as np
 from absl import flags
 
 from experiments import cli
-from jmat import forward, mesh, ngram, training
+from jmat import forward, ngram
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
-from jmat.data import corpus, packing
+from jmat.data import corpus
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import encode, special_tokens, text_tokens
 from jmat.folders import output_path
 from jmat.maps import model_hash
-from jmat.results import write_results
-from jmat.tasks import check_causal
+from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio
+from jmat.notes import estimate
+from jmat.results import format_table, write_results
+from jmat.tasks import Passage, check_causal, log_likelihoods
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
@@ -48,28 +50,38 @@ _ROWS = 32  # in one forward pass
 _MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to
 
 
-def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order: int) -> list[dict[str, Any]]:
-    """Rows for the model and the n-gram on the same tokens of the `eval` sentences, cut to what the model can read."""
+def perplexities(
+    model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int
+) -> list[dict[str, Any]]:
+    """Returns the perplexity of the model and of the n-gram on the same tokens of `eval`.
+
+    A sentence and its end are cut at the model's longest text; all tokens but the first are
+    scored. Intervals are over sentences, with the same resamples for both.
+    """
     end, length = tokenizer.eos_token_id, model.config.num_positions
     special = special_tokens(tokenizer, masked=False)
-    most = {"train": _MOST_TOKENS, "eval": length + 1}
+    most = {"train": _MOST_TOKENS, "eval": length}
     encoded = {name: encode(split[name], tokenizer, size, special) for name, size in most.items()}
-    ids = {name: [s.tolist() for s in sentences if s is not None] for name, sentences in encoded.items()}
-    packed = packing.pack(packing.next_tokens(ids["eval"], end), length)
-    found = training.make_evaluate(training.causal_lm_loss, packed, _ROWS, mesh.data_mesh(jax.devices()[:1]))(model)
-    baseline = ngram.fit([[*s, end] for s in ids["train"]], vocab_size=model.config.vocab_size, order=order)
-    log_probs = np.concatenate([p[1 : length + 1] for p in ngram.log_prob(baseline, [[*s, end] for s in ids["eval"]])])
-    if len(log_probs) != found["count"]:
-        raise ValueError(f"the n-gram was measured on {len(log_probs)} tokens and the model on {found['count']:.0f}.")
-    return [
-        _row("gpt2", "perplexity", float(np.exp(found["loss"])), len(log_probs)),
-        _row(f"kneser_ney_{order}", "perplexity", float(np.exp(-log_probs.mean())), len(log_probs)),
-        _row("gpt2", "accuracy_all_tokens", found["accuracy"], len(log_probs)),
-    ]
+    ids = {name: [[*s.tolist(), end] for s in each if s is not None] for name, each in encoded.items()}
+    held_out = [s[:length] for s in ids["eval"]]
+    counts = np.asarray([len(s) - 1 for s in held_out], np.float64)
+    passages = [Passage(np.asarray(s, np.int32), 1) for s in held_out]
+    found = log_likelihoods(model, passages, progress="score gpt2")
+    baseline = ngram.fit(ids["train"], vocab_size=model.config.vocab_size, order=order)
+    others = [each[1:].sum() for each in ngram.log_prob(baseline, held_out)]
+    drawn = bootstrap_counts(len(counts), seed=seed)
+    rows = []
+    for name, sums in (("gpt2", found), (f"kneser_ney_{order}", np.asarray(others))):
+        figures = np.exp(bootstrap_ratio(-sums, counts, drawn))
+        rows.append({"model": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum())})
+    return rows
 
 
 def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> dict[str, Any]:
-    """Share of sentences whose drawn token the model puts first: the masked one, or the next one of a causal model."""
+    """Returns the share of sentences whose drawn token the model puts first, with its interval.
+
+    The token is the masked one, or the next one of a causal model.
+    """
     masked = not model.config.causal
     special = special_tokens(tokenizer, masked=masked)
     first, after = len(special.before) if masked else 1, len(special.after)
@@ -89,14 +101,15 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
     read_at = places if masked else places - 1
     # Long texts with long ones: little padding.
     order = np.argsort([len(s) for s in ids], kind="stable")
-    correct = []
+    correct = np.zeros(len(ids), np.float64)
     for rows in np.array_split(order, -(-len(order) // (4 * _ROWS))):
         width = -(-max(len(ids[i]) for i in rows) // 16) * 16
         width = min(width, tokens.shape[1])
         x, _ = forward.run(model, tokens[rows, :width], mask=real[rows, :width])
         scores = forward.logits(model, x[np.arange(len(rows)), read_at[rows]])
-        correct.append(np.asarray(scores.argmax(-1)) == targets[rows])
-    return _row(name, "accuracy", float(np.concatenate(correct).mean()), len(ids))
+        correct[rows] = np.asarray(scores.argmax(-1)) == targets[rows]
+    figures = bootstrap_mean(correct, seed=seed)
+    return {"model": name, "metric": "accuracy", **estimate(*figures), "n": len(ids)}
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30) -> str:
@@ -128,10 +141,6 @@ def check_masked(model: Any, tokenizer: Any, name: str) -> None:
         raise ValueError(f"{name} has no tokenizer with a mask token, so nothing can be masked in a text.")
 
 
-def _row(model: str, metric: str, value: float, n: int) -> dict[str, Any]:
-    return {"model": model, "metric": metric, "value": value, "n": n}
-
-
 def main(argv: list[str]) -> None:
     """Measures, prints and writes OUT/results.json."""
     del argv
@@ -149,11 +158,10 @@ def main(argv: list[str]) -> None:
     split = corpus.split(corpus.load_corpus(_CORPUS.value))
     corpus.check_parts(split, _CORPUS.value)
     cli.say("measuring perplexity, of the model and of the n-gram")
-    rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value)
+    rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value, seed)
     rows.append(accuracy("gpt2", gpt2, gpt2_tokenizer, split["eval"], seed))
     rows.append(accuracy("bert", bert, bert_tokenizer, split["eval"], seed))
-    for row in rows:
-        print(f"{row['model']:<14}{row['metric']:<22}{row['value']:>9.4f}   n = {row['n']}")
+    print(format_table(rows, index="model", columns=("metric",), intervals=True))
     cli.print_notes(rows)
     for i, prompt in enumerate(_PROMPTS):
         for temperature in (0.0, 0.8):

@@ -59,19 +59,25 @@ def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
     lab = Lab(changed_model())
     end = lab.loaded[1].eos_token_id
     ids = {name: lab.loaded[1](parts[name])["input_ids"] for name in ("train", "eval")}
-    nats, hits = [], []
+    counts = np.asarray([len(each) for each in ids["eval"]])
+    drawn = bootstrap_counts(len(counts), seed=5)
+
+    def interval(nats):
+        resampled = np.percentile((drawn @ nats) / (drawn @ counts), [2.5, 97.5])
+        return pytest.approx(np.exp([nats.sum() / counts.sum(), *resampled]).tolist(), rel=1e-3)
+
+    nats = []
     for each, found in zip(ids["eval"], scores(lab.model, ids["eval"]), strict=True):
         wanted = np.asarray([*each[1:], end])
-        nats += (-found[np.arange(len(wanted)), wanted]).tolist()
-        hits += (found.argmax(1) == wanted).tolist()
-    n = sum(map(len, ids["eval"]))
+        nats.append(-found[np.arange(len(wanted)), wanted].sum())
     row = quality.one(model="gpt2", metric="perplexity")
-    assert (row["value"], row["n"]) == (pytest.approx(np.exp(np.mean(nats)), rel=1e-3), n)
-    assert quality.one(metric="accuracy_all_tokens")["value"] == pytest.approx(np.mean(hits), abs=1.5 / n)
+    assert [row["value"], row["low"], row["high"]] == interval(np.asarray(nats))
+    assert row["n"] == counts.sum()
     baseline = ngram.fit([[*each, end] for each in ids["train"]], vocab_size=lab.model.config.vocab_size, order=3)
-    other = np.concatenate([found[1:] for found in ngram.log_prob(baseline, [[*each, end] for each in ids["eval"]])])
+    other = [-found[1:].sum() for found in ngram.log_prob(baseline, [[*each, end] for each in ids["eval"]])]
     row = quality.one(model="kneser_ney_3")
-    assert (row["value"], row["n"]) == (pytest.approx(np.exp(-other.mean())), n)
+    assert [row["value"], row["low"], row["high"]] == interval(np.asarray(other))
+    assert row["n"] == counts.sum()
 
 
 @pytest.mark.parametrize(("name", "family"), [("gpt2", None), ("bert", "bert")])
@@ -88,7 +94,8 @@ def test_accuracy_is_that_of_the_token_drawn(quality, name, family):
     read = [at if masked else at - 1 for at in places]
     hits = [found[at].argmax() == t for found, at, t in zip(scores(lab.model, ids), read, targets, strict=True)]
     row = quality.one(model=name, metric="accuracy")
-    assert (row["value"], row["n"]) == (pytest.approx(np.mean(hits), abs=1e-9), len(ids))
+    low, high = np.percentile(bootstrap_counts(len(ids), seed=5) @ np.asarray(hits, float) / len(ids), [2.5, 97.5])
+    assert [row["value"], row["low"], row["high"], row["n"]] == pytest.approx([np.mean(hits), low, high, len(ids)])
     assert 0.05 < np.mean(hits) < 0.95
 
 
