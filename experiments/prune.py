@@ -24,7 +24,8 @@ minutes with --num_fit=2000 --num_eval=200 --remove=4. Expect `map` to lose less
 wide, and else above both (--merge_from=output needs fewer). It never takes block 0, so by a score that names block 0
 first the methods remove different blocks: compare rows of the same `blocks`, which share a tick of the figure.
 `linearity_without_residual` can name blocks that a model cannot do without: of gpt2-docs it removes block 0 first
-(perplexity 45 → 8,000), `linearity` block 7 (45 → 57), `block_influence` block 6 (45 → 52), `kl` block 5 (45 → 51).
+(perplexity 45 → 8,000), `linearity` block 7 (45 → 57), `block_influence` block 6 (45 → 52), and `kl` block 4, 5 or 6,
+whichever the sentences make the cheapest (45 → 51).
 """
 
 from absl import flags
