@@ -19,6 +19,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from experiments.file_flags import define_files
 from jmat import hosts
 from jmat.capture import stream_sites
 from jmat.cross_corpus import (
@@ -33,9 +34,8 @@ from jmat.data.corpus import named_corpus
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
-_CORPORA = flags.DEFINE_list(
+_CORPORA = define_files(
     "corpora",
-    [],
     "Corpora, such as docs,mails.txt,news.npz: each is fitted on and evaluated on. Default: --corpus alone.",
 )
 _SIZES = flags.DEFINE_list(

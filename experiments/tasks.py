@@ -16,6 +16,7 @@ one should not fall to it.
 from absl import flags
 
 from experiments import cli, common
+from experiments.file_flags import define_files
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint, text_sentences
 from jmat.folders import check_output_folder
@@ -24,8 +25,8 @@ from jmat.prune.surgery import load_pruned
 from jmat.results import format_table, write_results
 from jmat.tasks import check_causal, read_task, task_rows, text_rows
 
-_TEXT = flags.DEFINE_list("text", [], "Text files, one sentence or paragraph a line: perplexity.")
-_TASKS = flags.DEFINE_list("tasks", [], "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
+_TEXT = define_files("text", "Text files, one sentence or paragraph a line: perplexity.")
+_TASKS = define_files("tasks", "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
 for name in ("model", "revision", "dtype", "ignore_config", "seed", "tokens_per_batch", "out", "overwrite"):
     flags.declare_key_flag(name)
 
