@@ -103,6 +103,12 @@ def _printable_output() -> Iterator[None]:
         yield
 
 
+def drop_plain_handlers() -> None:
+    """Removes the handlers by which libraries that log while they are imported would say everything twice."""
+    for handler in [each for each in logging.root.handlers if type(each) is logging.StreamHandler]:
+        logging.root.removeHandler(handler)
+
+
 _when_done: list[Callable[[], None]] = []
 
 
@@ -121,6 +127,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     def guarded(argv: list[str]) -> None:
         absl.logging.set_verbosity(absl.logging.WARNING)  # JAX tells which backends it did not find
         absl.logging.get_absl_handler().setFormatter(_Formatter("· %(message)s"))
+        drop_plain_handlers()
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
         try:

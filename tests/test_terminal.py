@@ -140,3 +140,10 @@ def test_progress_shows_names_as_they_are(monkeypatch):
     assert list(track(range(2), f"[red]{EVIL}")) == [0, 1]
     assert "[red]x" in stream.getvalue()
     assert "\x1b]0;" not in stream.getvalue()
+
+
+def test_messages_are_said_once(monkeypatch):
+    kept = logging.NullHandler()
+    monkeypatch.setattr(logging.root, "handlers", [kept, logging.StreamHandler()])
+    cli.drop_plain_handlers()
+    assert logging.root.handlers == [kept]
