@@ -1,6 +1,7 @@
 """Flags that name several files, in whose names commas may stand."""
 
 import pathlib
+from collections.abc import Iterable
 
 from absl import flags
 
@@ -20,7 +21,7 @@ class _FileNames(flags.ListParser):
 class _FilesFlag(flags.MultiFlag):
     """One list of all that the flag names, however often it is given."""
 
-    def _parse(self, arguments: str | list[str]) -> list[str]:
+    def _parse(self, arguments: str | Iterable[str]) -> list[str]:
         given = [arguments] if isinstance(arguments, str) else [list(arguments)]
         return [name for names in super()._parse(given) for name in names]
 
