@@ -220,8 +220,8 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
     """Every step is replaced by results that are its own, so that a swap shows."""
     steps = []
 
-    def step(experiment, out, given, *_, **__):
-        steps.append((experiment, out, [*given]))
+    def step(experiment, out, given, more, **_):
+        steps.append((experiment, out, [*given, *more]))
         kind, number = out.parent.name, len(steps)
         row = {"value": number / 100, "n": 9}
         if experiment == "pretrain":

@@ -11,11 +11,13 @@ from sklearn.preprocessing import StandardScaler
 
 import jmat
 from jmat.capture import target_tokens
+from jmat.checkpoint import parameters
 from jmat.maps import Identity
 from jmat.metrics import bootstrap_counts
 from jmat.probe import labelled_examples, token_classes
 from jmat.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
+from tests.figures import curve, legend
 from tests.inside import call, changed_model, loaded, text
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
@@ -96,7 +98,7 @@ def test_prune_removes_by_the_score_and_keeps_its_figures(lab):
 
 
 def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
-    outcome = call("prune", corpus=text(), method="delete", score="linearity", **FLAGS)
+    outcome = call("prune", "--save", corpus=text(), method="delete", score="linearity", **FLAGS)
     scores = {}
     for i in range(4):
         x, y = lab.fit[i], lab.fit[i + 1].astype(np.float64)
@@ -104,7 +106,14 @@ def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
         scores[i] = 1 - error / np.square(y - y.mean(0)).sum()
         row = outcome.one(metric="score", layer=i, target=i + 1, score="linearity")
         assert row["value"] == pytest.approx(scores[i], abs=1e-4)
-    assert {row["blocks"] for row in outcome.find(removed=1)} == {str(max(scores, key=scores.get))}
+    gone = max(scores, key=scores.get)
+    assert {row["blocks"] for row in outcome.find(removed=1)} == {str(gone)}
+    saved, whole = (parameters(model) for model in (jmat.load(outcome.out / "model")[0], lab.model))
+    kept = {f"blocks.{new}.": f"blocks.{old}." for new, old in enumerate(i for i in range(4) if i != gone)}
+    for name, value in saved.items():
+        own = next((name.replace(new, old, 1) for new, old in kept.items() if name.startswith(new)), name)
+        np.testing.assert_array_equal(value, whole[own])
+    assert len(saved) < len(whole)
     assert {row.get("method") for row in outcome.find(removed=1)} == {"delete"}
 
 
@@ -175,9 +184,12 @@ def test_probe_reads_both_models_each_with_its_own_streams():
     assert ours != other
     (figure,) = outcome.figures
     assert figure.get_suptitle().endswith("reference/gpt2: probes")
-    for line in outcome.printed.splitlines():
-        if line.startswith("majority:"):
-            assert line == f"majority: {outcome.one(map='majority')['value']:.3f}"
+    majority = outcome.one(map="majority")["value"]
+    assert f"majority: {majority:.3f}" in outcome.printed.splitlines()
+    samples, (panel,) = legend(figure), figure.axes
+    assert curve(panel, samples["majority"])[1] == [majority] * 5
+    assert curve(panel, samples["ridge"])[1] == ours
+    assert curve(panel, samples["ridge (against)"])[1] == other
 
 
 def test_probe_of_labelled_texts_divides_them_by_the_seed(tmp_path):

@@ -1,0 +1,130 @@
+"""Small pieces of scripts, called alone: names, choices, defaults, and what trains a masked model."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+
+import jmat
+from jmat import models
+from jmat.regularizers import Regularizer
+from jmat.verify.report import Report, SiteDifference
+from tests.inside import call, loaded
+from tests.test_reference import REFERENCE
+
+
+@pytest.mark.parametrize(("given", "out"), [((), "runs/r2-gpt2"), (("--out=here",), "here")])
+def test_the_output_folder_is_named_by_experiment_and_model(given, out):
+    with loaded("r2") as script:
+        flags.FLAGS(["experiments.r2", f"--model={REFERENCE / 'gpt2'}", *given])
+        assert script.common.output_folder("r2") == pathlib.Path(out)
+
+
+def test_a_run_is_known_by_the_flags_that_decide_its_figures(monkeypatch):
+    with loaded("layer_jump") as script:
+        monkeypatch.setattr(sys, "argv", ["experiments.layer_jump"])
+        flags.FLAGS(["experiments.layer_jump", "--seed=4", "--targets=final", "--route=memory", "--overwrite"])
+        own = script.common.own_flags()
+    assert {"seed": 4, "targets": "final", "route": "memory", "intercept": False}.items() <= own.items()
+    assert not {"out", "overwrite", "coordinator", "snapshot_every"} & own.keys()
+
+
+def test_choices_are_among_the_valid_ones():
+    with loaded("r2") as script:
+        common = script.common
+    assert common.layer_choices([], 3) == [0, 1, 2, 3]
+    assert common.layer_choices(["3", "1"], 3) == [3, 1]
+    with pytest.raises(ValueError, match=r"--layers has '4'; choose from 0, 1, 2, 3\."):
+        common.layer_choices(["1", "4"], 3)
+    with pytest.raises(ValueError, match=r"--maps has no name; choose from a, b\."):
+        common.choices("maps", [], ["a", "b"])
+
+
+def test_sizes_are_whole_numbers():
+    with loaded("cross_corpus") as script:
+        assert script.whole_numbers(["250", "1"]) == [250, 1]
+        for wrong in ("0", "-3", "2.5", ""):
+            with pytest.raises(ValueError, match=f"--sizes has '{wrong}'"):
+                script.whole_numbers(["250", wrong])
+
+
+def test_a_masked_model_is_shown_the_gap_and_a_causal_one_what_stands_before():
+    with loaded("peek") as script:
+        _, tokenizer = jmat.load(REFERENCE / "bert")
+        assert script.without_gap("Return a new ___ of it.", tokenizer, masked=True) == "Return a new [MASK] of it."
+        assert script.without_gap("Return a new ___ of it.", tokenizer, masked=False) == "Return a new"
+
+
+def test_every_part_of_the_benchmark_has_its_own_rows():
+    with loaded("benchmark") as script:
+        assert {name: rows.__name__ for name, rows in script.PARTS.items()} == {
+            name: f"{name}_rows"
+            for name in ("streaming", "capture", "early_exit", "suite", "fit", "linearity", "condition")
+        }
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("WRONG", 1), ("PRECISION", 0), ("MATCH", 0)])
+def test_verify_ends_with_the_code_of_its_verdict(monkeypatch, verdict, code):
+    found = Report(verdict, (SiteDifference("logits", 0.5, 0.1),), "logits" if code else None, 0.75, 0.9, 12)
+    with loaded("verify") as script:
+        monkeypatch.setattr(script, "verify", lambda *_, **__: found)
+        if code:
+            with pytest.raises(ValueError, match="verify ended with 1"):
+                call("verify", f"--text={verdict}")
+        else:
+            outcome = call("verify", f"--text={verdict}")
+            assert {row["verdict"] for row in outcome.rows} == {verdict}
+            assert {"0.5", "0.1", "0.75", "0.9"} == {str(row["value"]) for row in outcome.rows}
+
+
+def test_what_is_trained_has_the_sizes_that_are_asked_for():
+    with loaded("pretrain") as script:
+        sizes = {"vocab_size": 300, "layers": 3, "width": 12, "heads": 2, "length": 40}
+        for arch in ("gpt2", "bert"):
+            config = models.config_from_hf(script.hf_config(arch, **sizes))
+            found = (config.family, config.vocab_size, config.layers, config.width, config.heads, config.num_positions)
+            assert found == (arch, *sizes.values())
+            assert config.ffn_width == 48
+            assert config.causal == (arch == "gpt2")
+
+
+def test_sentences_are_what_each_kind_of_model_reads():
+    sentences = ["Returns the name of the file.", "Returns " * 30]
+    with loaded("pretrain") as script:
+        for arch in ("gpt2", "bert"):
+            _, tokenizer = jmat.load(REFERENCE / arch)
+            ids = tokenizer(sentences)["input_ids"]
+            pairs = script.encode(arch, tokenizer, sentences, 16)
+            assert len(pairs) == 2
+            inputs, targets = (np.asarray(values).tolist() for values in pairs[0])
+            if arch == "gpt2":
+                assert inputs == ids[0]
+                assert targets == [*ids[0][1:], tokenizer.eos_token_id]
+            else:
+                assert inputs == ids[0]
+                special = set(tokenizer.all_special_ids)
+                assert targets == [-1 if token in special else token for token in ids[0]]
+                assert len(pairs[1][0]) == 16
+                assert pairs[1][0][-1] == tokenizer.sep_token_id
+
+
+def test_each_kind_of_model_has_its_own_loss_with_the_penalty(monkeypatch):
+    with loaded("pretrain") as script:
+        _, tokenizer = jmat.load(REFERENCE / "bert")
+        penalty = Regularizer("mse", 2.0)
+        causal = script.language_model_loss("gpt2", tokenizer, penalty)
+        assert (causal.func.__name__, causal.keywords) == ("causal_lm_loss", {"regularizer": penalty})
+        monkeypatch.setattr(script.training, "masked_lm_loss", lambda *given, **named: (given, named))
+        masked = script.language_model_loss("bert", tokenizer, penalty)
+        assert masked == ((tokenizer.mask_token_id,), {"regularizer": penalty})
+
+
+def test_variants_of_the_study():
+    with loaded("regularizer_study") as script:
+        found = list(script.variants(["none", "mse"], ["0.5", "2"]))
+        assert found == [("none", 0.0), ("mse", 0.5), ("mse", 2.0)]
+        for kinds, weights in ((["lasso"], ["1"]), (["mse"], ["-1"]), (["mse"], ["inf"]), (["mse"], ["x"])):
+            with pytest.raises(ValueError, match=r"--(kinds|weights) has"):
+                list(script.variants(kinds, weights))
