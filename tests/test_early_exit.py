@@ -12,7 +12,6 @@ from jmat.early_exit.thresholds import (
     exit_layers,
     fixed_exit,
     layers_at,
-    layers_saved,
     outcome,
     paper_thresholds,
     patience,
@@ -61,16 +60,6 @@ def test_layers_at_interpolates():
     result = Outcome(np.array([[2] * 4, [4] * 4, [6] * 4]), np.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1.0]]))
     assert layers_at(result, 0.9, np.ones((1, 4)))[0] == pytest.approx(5.2)
     assert layers_at(result, 0.4, np.ones((1, 4)))[0] == pytest.approx(2)
-
-
-def test_saved_differences_are_paired():
-    rng = np.random.default_rng(0)
-    hits = (rng.uniform(size=(300, 5)) < np.linspace(0.4, 1, 5)).astype(float)
-    same = fixed_exit(hits)
-    saved = layers_saved({"a": same, "b": same}, 4, 0.9, samples=50)
-    assert saved["a - b"] == (0, 0, 0)
-    value, low, high = saved["a"]
-    assert low < value < high
 
 
 def test_calibration_counts_one_example_a_sentence():

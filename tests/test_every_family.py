@@ -9,9 +9,11 @@ from jmat.cross_corpus import cross_rows, fit_sizes
 from jmat.data.examples import Examples, Split
 from jmat.early_exit.report import curve_rows, padded, saved_rows
 from jmat.early_exit.stopping import ExitRule, run_until_sure
-from jmat.early_exit.thresholds import exit_layers
+from jmat.early_exit.thresholds import LAMBDAS, exit_layers
+from jmat.forward import logits
 from jmat.jumps import evaluate, fit_jumps, metric_rows
 from jmat.maps import Identity
+from jmat.metrics import r2_score
 from jmat.r2 import r2_rows, resamples
 from jmat.sites import SUBMODULES
 from jmat.submodules import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
@@ -39,6 +41,10 @@ def figures(rows):
     return {(row["map"], row["layer"], row["metric"]): row["value"] for row in rows}
 
 
+def pair_figures(rows):
+    return {(row["map"], row["layer"], row["target"]): row["value"] for row in rows if row["metric"] == "r2"}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_shortcuts_sub_modules_and_exits(case):
     model = hf.ours(case)
@@ -57,9 +63,17 @@ def test_shortcuts_sub_modules_and_exits(case):
     values = evaluate(model, final, shortcuts, words=np.arange(10))
     found = figures(metric_rows(values, L))
     assert found["mat", L, "precision@1"] == found["id", L, "precision@1"] == 1
-    assert np.isfinite(list(found.values())).all()
+    top = np.asarray(logits(model, final).argmax(-1))
+    for (name, l), (shortcut, stream) in shortcuts.items():
+        agree = np.asarray(logits(model, shortcut(stream)).argmax(-1)) == top
+        assert found[name, l, "precision@1"] == pytest.approx(agree.mean()), (name, l)
     drawn = resamples(examples.eval.positions, samples=3)
-    assert len(r2_rows([held_out[site] for site in streams], jumps, drawn)) >= 2 * len(jumps)
+    scores = pair_figures(r2_rows([held_out[site] for site in streams], jumps, drawn))
+    assert len(scores) == 2 * len(jumps)
+    for (name, i, j), score in scores.items():
+        x, y = held_out[streams[i]], held_out[streams[j]]
+        predicted = np.asarray(jumps[i, j](x)) if name == "mat" else x
+        assert score == pytest.approx(r2_score(y, predicted), rel=1e-4, abs=1e-4), (name, i, j)
 
     check_parts(model, examples, fit, held_out, mask_token)
     check_exits(model, examples.eval, values, maps, mask_token)
@@ -73,7 +87,11 @@ def check_parts(model, examples, fit, held_out, mask_token):
     L = model.config.layers
     parts = fit_parts(fit, blocks=range(L))
     drawn = resamples(examples.eval.positions, samples=3)
-    assert len(figures(part_r2_rows(held_out, parts, drawn))) >= 4 * L
+    scores = pair_figures(part_r2_rows(held_out, parts, drawn))
+    assert len(scores) == 4 * L
+    for (part, i, _), score in scores.items():
+        x, y = (held_out[f"block.{i}.{part}{end}"] for end in (".in", ""))
+        assert score == pytest.approx(r2_score(y, np.asarray(parts[part, i](x))), rel=1e-4, abs=1e-4), (part, i)
     plans = {
         name: {0: {at: linear for at, linear in parts.items() if at[0] in replaced}}
         for name, replaced in {**ABLATIONS, "all": ALL}.items()
@@ -94,8 +112,12 @@ def check_exits(model, split, values, maps, mask_token):
     """The pass that truly stops leaves where the curve says."""
     L = model.config.layers
     rows, outcomes = curve_rows(model.config, values, split, "jmat", {"check_every": 1, "words": 10})
-    assert np.isfinite([row["value"] for row in rows]).all()
-    assert saved_rows(outcomes, L, split.rows)
+    for name in ("mat", "id"):
+        hits = values[name, 1]["precision@1"]  # the lowest threshold always leaves at layer 1
+        mine = {row["metric"]: row["value"] for row in rows
+                if (row["map"], row["confidence"], row.get("lambda")) == (name, "gap", LAMBDAS[0])}  # fmt: skip
+        assert (mine["layers"], mine["precision@1"]) == (1, pytest.approx(hits.mean()))
+    assert {row["map"] for row in saved_rows(outcomes, L, split.rows)} == {"mat", "id", "mat - id"}
     gap = np.stack([values["mat", l]["gap"] for l in range(L)], axis=1)
     thresholds = np.full(split.num_examples, np.median(gap[:, 1]))
     masked = split if mask_token is None else mask_positions(split, mask_token)

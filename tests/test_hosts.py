@@ -306,3 +306,16 @@ def test_a_lone_process_has_everything_to_itself():
     hosts.check_same({"--seed": 0})
     with pytest.raises(ValueError, match="as it was"), hosts.together():
         raise ValueError("as it was")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_processes_share_the_work_and_leave_nothing_out(monkeypatch, processes):
+    """Batches come sorted by size: neighbours go to different processes."""
+    monkeypatch.setattr(hosts, "count", lambda: processes)
+    shares = []
+    for index in range(processes):
+        monkeypatch.setattr(hosts.jax, "process_index", lambda index=index: index)
+        shares.append(hosts.share(list(range(11))))
+    assert sorted(item for share in shares for item in share) == list(range(11))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all(np.diff(share).min() >= processes for share in shares if len(share) > 1)

@@ -21,7 +21,7 @@ from jmat.linearity.measure import stored_linearity
 from jmat.maps import MapsInfo, model_hash
 from jmat.prune import merge, plans, report, scores, surgery
 from jmat.prune.heal import distil
-from jmat.prune.measure import compare_on_text, cost, quality_rows, time_per_token, whole_sentences
+from jmat.prune.measure import compare_on_text, quality_rows, whole_sentences
 from jmat.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
 from tests.scripts import on, rows_of, run
@@ -429,20 +429,6 @@ def test_a_sweep_compiles_nothing_new(whole, text):
         compare_on_text(whole.model, text, {0: stand_ins(whole.model, "map", range(*stretch), {stretch: linear})})
     assert forward._block._cache_size() == programs
     assert not compiled
-
-
-def test_costs_and_spans(whole, text):
-    how = plans.How(method="map", score="angular", spans=True)
-    chosen = [pruned for pruned, _ in plans.prune(whole, how, 2)]
-    assert [len(pruned.removed) for pruned in chosen] == [1, 2]
-    assert np.diff(chosen[1].removed) == [1]
-    assert list(chosen[1].maps) == [(chosen[1].removed[0], chosen[1].removed[1] + 1)]
-    sizes = [cost(whole.model, "map", p.removed, p.maps, 10.0) for p in (plans.Pruned((), {}), *chosen)]
-    block = sum(v.size for path, v in parameters(whole.model).items() if path.startswith("blocks.0."))
-    assert sizes[0]["parameters"] - sizes[1]["parameters"] == block - 64 * 64
-    assert sizes[1]["parameters"] - sizes[2]["parameters"] == block  # one map for both
-    assert sizes[2]["flops"] < sizes[1]["flops"] < sizes[0]["flops"]
-    assert min(time_per_token(whole.model, text, {0: (whole.model, {})}, repeats=1).values()) > 0
 
 
 def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path, monkeypatch):
