@@ -13,7 +13,7 @@ from absl import app
 from experiments.children import end_with_parent
 from experiments.streams import lasting_streams
 from jmat import hosts
-from jmat.errors import printable
+from jmat.errors import printable, sentence
 from jmat.folders import OutputFolder, claim_output_folder
 from jmat.notes import format_notes
 from jmat.plots import NothingToDrawError
@@ -149,7 +149,7 @@ def run(main: Callable[[list[str]], None]) -> None:
             release_folders()
             hosts.leave(1)
         except (ValueError, OSError) as error:
-            print(printable(f"error: {error}", lines=False), file=sys.stderr)
+            print(printable(f"error: {sentence(error)}", lines=False), file=sys.stderr)
             sys.exit(1)
         finally:
             release_folders()

@@ -23,7 +23,7 @@ from jmat.folders import check_output_folder
 from jmat.maps import model_hash
 from jmat.prune.surgery import load_pruned
 from jmat.results import format_table, write_results
-from jmat.tasks import check_causal, read_task, task_rows, text_rows
+from jmat.tasks import check_causal, check_choices, read_task, task_rows, text_rows
 
 _TEXT = define_files("text", "Text files, one sentence or paragraph a line: perplexity.")
 _TASKS = define_files("tasks", "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
@@ -48,6 +48,8 @@ def main(argv: list[str]) -> None:
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
     check_causal(model, tokenizer, FLAGS.model)
+    for questions in tasks.values():
+        check_choices(model, tokenizer, questions)
     settings = {"seed": FLAGS.seed, "sites": sites, "tokens_per_batch": common.tokens_per_batch()}
     rows = []
     for path, lines in texts.items():

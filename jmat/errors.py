@@ -26,6 +26,13 @@ def shortened(value: object, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def sentence(error: Exception) -> str:
+    """Returns the message of an error, without the number that the operating system has for it."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{shortened(error.filename)}: {error.strerror}."
+
+
 def printable(text: str, *, lines: bool = True) -> str:
     r"""Writes out control characters, `\x1b` for one, so that a name out of a file cannot command a terminal.
 

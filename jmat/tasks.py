@@ -217,19 +217,29 @@ def task_rows(
     return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
 
 
+def check_choices(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
+    """Raises ValueError for a choice that is too long for the model, before anything is computed."""
+    _choice_passages(model, tokenizer, questions)
+
+
+def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
+    """Returns every choice after its prompt, in the questions' order."""
+    limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
+    pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
+    return [_encode(tokenizer, *pair, limit, special) for pair in pairs]
+
+
 def choice_scores(
     model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
 ) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
     """The log-likelihoods of every question's choices, in nats, and the same per character of the choice."""
     limit = model.config.num_positions
-    pairs = [(q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices]
-    special = special_tokens(tokenizer, masked=False)
-    passages = [_encode(tokenizer, *pair, limit, special) for pair in pairs]
+    passages = _choice_passages(model, tokenizer, questions)
     if cut := sum(passage.is_cut for passage in passages):
         message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
         logging.getLogger(__name__).warning(message, cut, len(passages), limit)
     scores = log_likelihoods(model, passages, **settings)
-    sizes = np.array([len(choice) for _, choice in pairs], np.float64)
+    sizes = np.array([len(choice.strip()) for q in questions for choice in q.choices], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
     return np.split(scores, ends), np.split(scores / sizes, ends)
 

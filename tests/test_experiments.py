@@ -140,13 +140,17 @@ def mistakes(tmp_path):
         "token out of range": ([*base, npz(fit_tokens=tokens)], "token id 768"),
         "lengths do not add up": ([*base, npz(fit_lengths=lengths + 1)], "add up"),
         "position outside": ([*base, npz(fit_positions=lengths)], "position"),
-        "empty corpus": ([*base, "--examples=", f"--corpus={empty}"], "empty"),
-        "not UTF-8": ([*base, "--examples=", f"--corpus={binary}"], "UTF-8"),
-        "unknown corpus": ([*base, "--examples=", "--corpus=nowhere"], "nowhere"),
+        "empty corpus": ([*base[:1], *base[2:], f"--corpus={empty}"], "empty"),
+        "not UTF-8": ([*base[:1], *base[2:], f"--corpus={binary}"], "UTF-8"),
+        "unknown corpus": ([*base[:1], *base[2:], "--corpus=nowhere"], "nowhere"),
         "another run's folder": ([*base, f"--out={foreign}"], "belongs to experiment r2"),
         "positional argument": ([*base, "stray"], "stray"),
         "unknown flag": ([*base, "--protocoll=din2023"], "protocoll"),
         "a process that joins nobody": ([*base, "--process_id=1"], "--process_id without --coordinator"),
+        "a name too long": ([*base, "--examples=" + "x" * 300], "xxx…: File name too long."),
+        "a long sentence for a name": ([*base[:1], *base[2:], "--corpus=" + "word " * 80], "…: File name too long."),
+        "a model's name too long": ([*base, "--model=" + "x" * 300], "xxx…: File name too long."),
+        "no folder": ([*base, "--out="], "--out is empty; expected a folder"),
         "bad flag value": ([*base, "--num_fit=-3"], "num_fit"),
     }
 
@@ -155,6 +159,7 @@ def test_mistakes(tmp_path):
     for name, (flags, says) in mistakes(tmp_path).items():
         _, stderr = run("layer_jump", *flags, code=1)
         assert says in stderr, (name, stderr)
+        assert "Errno" not in stderr, (name, stderr)
 
 
 def test_damaged_checkpoints(tmp_path):

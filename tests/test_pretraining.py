@@ -96,6 +96,7 @@ def test_mistakes_are_told_before_training(tmp_path, text):
     three.write_text("\n".join(text.read_text().splitlines()[:3]))
     for flags, says in (
         ([f"--corpus={three}"], "is too small to be divided"),
+        ([f"--corpus={text}", "--batch_size=100000"], "the text fills "),
         ([f"--corpus={text}", "--seed=4294967296"], "seed"),
         ([f"--corpus={text}", "--seed=99999999999999999999"], "seed"),
     ):

@@ -81,6 +81,15 @@ def test_a_long_prompt_loses_its_beginning(loaded):
         tasks._encode(tokenizer, prompt, choice, len(whole) - len(alone))
 
 
+def test_a_choice_that_is_too_long_is_told_before_anything_is_computed(loaded, monkeypatch):
+    model, tokenizer = loaded
+    monkeypatch.setattr(tasks, "run", None)
+    questions = [tasks.Question("It is", ("hot", "cold"), 0), tasks.Question("It is", ("a", "the value " * 200), 0)]
+    tasks.check_choices(model, tokenizer, questions[:1])
+    with pytest.raises(ValueError, match=r"the choice 'the value .* tokens; the model reads"):
+        tasks.check_choices(model, tokenizer, questions)
+
+
 def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
     model, tokenizer = loaded
     lines = ["Returns the value.", "a", " ".join(["the value of the array"] * 60)]
