@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         if labelled is None:
             common.check_same_kind(_AGAINST.value, job.model, other[0])
     inputs = labelled_inputs(job, job.config["model"], job.model, job.tokenizer, labelled)
-    others = None if other is None else labelled_inputs(job, _AGAINST.value, *other, labelled)
+    others = None if other is None else labelled_inputs(job, str(_AGAINST.value), *other, labelled)
     rows = probe(job, job.model, *inputs)
     if other is not None and others is not None:
         rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, other[0], *others)]

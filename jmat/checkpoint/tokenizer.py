@@ -105,7 +105,7 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
 def _from_tokenizer_json(folder: pathlib.Path) -> Any:
     import transformers  # here, because it takes seconds to import
 
-    names = _names_by_class(folder)
+    names: dict[str, Any] = _names_by_class(folder)
     return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
 
 
@@ -116,7 +116,7 @@ def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
     given, config = _config(folder / "tokenizer_config.json"), _config(folder / "config.json")
     mapped = _config(folder / "special_tokens_map.json")
     named = given.get("tokenizer_class") or config.get("tokenizer_class")
-    named = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.get("model_type"))
+    named = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
     family = tokenization_auto.tokenizer_class_from_name(named.removesuffix("Fast")) if named else None
     if family is None:
         return {}
