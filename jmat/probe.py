@@ -135,7 +135,7 @@ def probe_rows(
     constant = {layer: still for layer, stream in fit.items() if not varying(stream).any()}
     rows = [
         with_note(
-            {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)}, constant.get(name.get("layer"))
+            {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)}, constant.get(name.get("layer", -1))
         )
         for name, *figure in zip(names, mean, low, high, strict=True)
     ]
