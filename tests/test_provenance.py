@@ -109,9 +109,10 @@ def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(gpt2, gpt2_example
 
     monkeypatch.setattr(passes, "go_on", go_on)
 
-    def owner(skip_first=0, pairs=(("embed", "block.0"), ("embed", "block.1")), devices=None, name="a"):
+    def owner(skip_first=0, pairs=(("embed", "block.0"), ("embed", "block.1")), devices=None, name="a", last=0):
         read = all_positions(split, skip_first=skip_first)
         batches = packed_batches(split, read, tokens_per_batch=128, row_multiple=1)
+        batches[-1].inputs[batches[-1].segments > 0] += last
         snapshots = Snapshots(tmp_path, 0, {"model": name})
         partial_moments(gpt2, batches, list(pairs), devices=devices, snapshots=snapshots)
         return told[-1]
@@ -124,6 +125,7 @@ def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(gpt2, gpt2_example
         owner(pairs=(("embed", "block.0"),)),
         owner(devices=jax.devices()[:1]),
         owner(name="b"),
+        owner(last=1),  # other tokens in the last batch alone
     ]
     for other in others:
         assert plain.keys() == other.keys()
