@@ -127,9 +127,11 @@ def prepare_tokenizer(
 
 
 def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Writes the files of a tokenizer, the one that says that it is whole last."""
+    """Writes the files of a new tokenizer, the one that says that it is whole last, unless that has been done."""
     folder.mkdir(exist_ok=True)
-    save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
+    if files:
+        save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
+    files.clear()
 
 
 def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
@@ -241,9 +243,7 @@ def main(argv: list[str]) -> None:
 
     def save(state: training.TrainState) -> None:
         check_weights(state)
-        if new_files:
-            save_tokenizer(claim.path("model"), new_files)
-            new_files.clear()
+        save_tokenizer(claim.path("model"), new_files)
         write_results(out, "pretrain", settings, history)
         for step in checkpoints.all_steps():
             if step % every:  # what SIGTERM left would take the place of one that is to be averaged
@@ -263,6 +263,7 @@ def main(argv: list[str]) -> None:
         sys.exit(resume.EXIT_TERMINATED)
     model = state.model if averaged == 1 else resume.mean(checkpoints, state, averaged).model
     checkpoints.close()
+    save_tokenizer(claim.path("model"), new_files)  # where the last step had been taken before
     checkpoint.save_model(out / "model", model, dtype="float16")
     held_out = packing.pack(pairs["eval"], length)
     final = training.make_evaluate(plain, held_out, batch_size, devices)(model)
