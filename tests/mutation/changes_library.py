@@ -1004,7 +1004,7 @@ CHANGES = [
         "norm_eps=1e-12",
         "norm_eps=1e-6",
         "DistilBERT norm eps 1e-6",
-        "test_families.py test_every_family.py test_family_files.py",
+        "test_defaults.py",
     ),
     Change(
         "jmat/rotary.py",
