@@ -44,9 +44,15 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """Writes out control characters in the messages of ValueError and OSError; a decorator of what reads files."""
+    """Writes out control characters in messages of ValueError and OSError, and cuts long ones; for what reads files."""
     try:
         yield
     except (ValueError, OSError) as error:
-        error.args = tuple(printable(part, lines=False) if isinstance(part, str) else part for part in error.args)
+        error.args = tuple(_cut(printable(part, lines=False)) if isinstance(part, str) else part for part in error.args)
         raise
+
+
+def _cut(message: str) -> str:
+    """The beginning and the end of a message of more than 3,000 characters: a name in a file may be of any length."""
+    most = 3000
+    return message if len(message) <= most else f"{message[: most - 200]} … {message[-190:]}"

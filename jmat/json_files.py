@@ -7,8 +7,8 @@ from typing import Any
 _MOST_BYTES = 1 << 24  # of any config or index that there is; the worst content of so many takes 0.5 GB to parse
 
 
-def read_json_object(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the JSON object that a file holds.
+def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
+    """Returns the JSON object that a file of at most so many bytes (by default 16 MiB) holds.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -16,8 +16,8 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
         is what follows "FILE" in a sentence.
     """
     size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise ValueError(f"is no such file: it has {size} bytes, and {_MOST_BYTES} are more than any such file needs")
+    if size > most_bytes:
+        raise ValueError(f"is no such file: it has {size} bytes, and {most_bytes} are more than any such file needs")
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

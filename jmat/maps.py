@@ -21,8 +21,9 @@ import safetensors
 import safetensors.numpy
 from jaxtyping import Array, Float
 
-from jmat.errors import readable_errors
+from jmat.errors import in_one_line, readable_errors
 from jmat.files import save_together
+from jmat.json_files import read_json_object
 
 CONVENTION = "y = x @ W (+ b)"
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth", ".bin")
@@ -227,13 +228,13 @@ def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, tupl
     Files written before there were checksums have none.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json_object(path)
         checksum = content.pop("checksum", None)
         described = {name: (tuple(about["shape"]), bool(about["bias"])) for name, about in content.pop("maps").items()}
         return MapsInfo(**content), checksum, described
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged or does not describe maps ({error}): fit the maps again.") from None
 
 
@@ -255,7 +256,9 @@ def _read_tensors(
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} not found: expected it beside maps.json.") from None
     except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): fit the maps again, or copy it anew.") from None
+        raise ValueError(
+            f"{path} is truncated or damaged ({in_one_line(error)}): fit the maps again, or copy it anew."
+        ) from None
     expected = described.keys() | {f"{name}.bias" for name, (_, bias) in described.items() if bias}
     if (
         tensors.keys() != expected

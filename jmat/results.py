@@ -20,9 +20,11 @@ import numpy as np
 
 from jmat.files import save_atomically
 from jmat.folders import discard_replaced
+from jmat.json_files import read_json_object
 
 Row = Mapping[str, Any]
 
+_MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
@@ -74,12 +76,12 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
     """
     path = pathlib.Path(out) / "results.json"
     try:
-        results = json.loads(path.read_text("utf-8"))
+        results = read_json_object(path, most_bytes=_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} not found: expected the --out folder of a finished experiment.") from None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): run the experiment again.") from None
-    if not isinstance(results, dict) or not isinstance(results.get("rows"), list):
+        raise ValueError(f"{path} is damaged (it {error}): run the experiment again.") from None
+    if not isinstance(results.get("rows"), list) or not all(isinstance(row, dict) for row in results["rows"]):
         raise ValueError(f"{path} holds no rows: it was not written by an experiment of jmat.")
     if "rows_sha256" in results and results["rows_sha256"] != _digest(results["rows"]):
         raise ValueError(

@@ -1,5 +1,6 @@
 """`jmat.load`: a model and its tokenizer by bundled name, local folder or hub id."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -78,17 +79,18 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
         folder = pathlib.Path(name_or_folder).expanduser()
     except RuntimeError:  # no such user, or one without a home
         raise FileNotFoundError(f"there is no folder {name}.") from None
-    if revision is not None and (ours or folder.exists()):
+    if revision is not None and (ours or os.path.exists(folder)):
         raise ValueError(f"{name} is on this machine, not on the hub: it has no revision {revision!r}.")
     if ours:
         return _BUNDLED / ours
-    if folder.is_symlink() and not folder.exists():
+    if os.path.islink(folder) and not os.path.exists(folder):
         raise FileNotFoundError(f"{name} is a symbolic link that leads nowhere.")
-    if folder.is_dir():
+    # These, unlike their twins of pathlib, take a name that is too long for a file as one that is not there.
+    if os.path.isdir(folder):
         return folder
-    if folder.is_file() and folder.suffix != ".gguf":
+    if os.path.isfile(folder) and folder.suffix != ".gguf":
         raise ValueError(f"{name} is a file; expected the folder that holds config.json and the weights.")
-    if folder.is_file():
+    if os.path.isfile(folder):
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}.")

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import warnings
 import zipfile
@@ -82,7 +83,7 @@ def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     outside = [name for name in names if pathlib.Path(name).name != name]
     if outside:
         raise ValueError(f"{index} names {outside[0]!r}, which is outside its folder.")
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(folder / name)]  # also of a name too long for one
     if missing:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:5])}.")
     return [folder / name for name in names]
@@ -132,7 +133,9 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise ValueError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` there.") from None
-        raise ValueError(f"{path} is truncated or not a safetensors file ({error}); download it again.") from None
+        raise ValueError(
+            f"{path} is truncated or not a safetensors file ({in_one_line(error)}); download it again."
+        ) from None
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

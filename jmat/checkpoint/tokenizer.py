@@ -31,6 +31,7 @@ from typing import Any
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
 from jmat.config import ModelConfig
 from jmat.data.encoding import TokenizerError, encode, panics_as_errors, special_tokens
+from jmat.errors import readable_errors
 from jmat.json_files import read_json_object
 
 # Glob patterns of all files that a tokenizer may consist of.
@@ -45,6 +46,7 @@ _TRIED = "The first of 3 words, naïve: 数!"  # every tokenizer is tried on it 
 _LONG = 1 << 20  # tokens: more than the text above can have
 
 
+@readable_errors()
 def load_tokenizer(folder: pathlib.Path) -> Any:
     """Returns the tokenizer of a folder or GGUF file, one of transformers; None if there are no tokenizer files.
 

@@ -17,6 +17,7 @@ from jmat.checkpoint.tokenizer import TOKENIZER_FILES
 from jmat.config import ModelConfig
 from jmat.files import save_atomically
 from jmat.forward import model_dtype
+from jmat.json_files import read_json_object
 from jmat.maps import Linear, MapsInfo, load_maps, model_hash, save_maps
 from jmat.models import build
 from jmat.prune.merge import fold
@@ -142,9 +143,11 @@ def load_pruned(
     if not about.is_file():
         return model, tokenizer, {}
     try:
-        content = json.loads(about.read_text("utf-8"))
+        content = read_json_object(about)
         method, removed = content["method"], [int(block) for block in content["removed"]]
-    except (ValueError, TypeError, KeyError) as error:
+        if method not in ("map", "distil") or removed != sorted(set(content["removed"])):
+            raise ValueError("it does not say which blocks its maps replace, and how they were fitted")
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{about} is damaged ({error}): prune the model again.") from None
     check_removable(model.config, removed)
     maps, info = load_maps(folder, width=model.config.width)
