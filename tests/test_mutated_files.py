@@ -45,15 +45,8 @@ def whole(tmp_path_factory):
 def test_mutated_files_end_in_one_sentence_or_as_they_are(kind, whole, tmp_path):
     folder = tmp_path / "files"
     shutil.copytree(whole / "shards" if kind == "model.safetensors.index.json" else whole, folder)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.mutated_files",
-        kind,
-        str(SEED),
-        str(COUNT.get(kind, COUNT_OF_OTHERS)),
-        str(folder),
-    ]
+    count = COUNT.get(kind, COUNT_OF_OTHERS)
+    command = [sys.executable, "-m", "tests.mutated_files", kind, str(SEED), str(count), str(folder)]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr[-2000:]
