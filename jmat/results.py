@@ -54,7 +54,7 @@ def write_results(
             value to give, a row says `"value": None`, and why in `"note"`.
         OSError: the file cannot be written.
     """
-    results = {
+    results: dict[str, Any] = {
         "experiment": experiment,
         "config": dict(config),
         "environment": environment(),

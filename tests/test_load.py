@@ -156,5 +156,5 @@ def test_load_passes_ignored_fields_on(tmp_path):
     with pytest.raises(ValueError, match=r"kv_sharing_modes=1 is a field .*ignore_config=\('kv_sharing_modes',\)"):
         jmat.load(tmp_path)
     assert jmat.load(tmp_path, ignore_config=("kv_sharing_modes",))[0].config.layers == 2
-    given = ["name_or_folder", "dtype", "revision", "ignore_config", "shard_parameters"]
+    given = ["name_or_folder", "dtype", "revision", "ignore_config", "shard_parameters", "ignore_maps"]
     assert list(inspect.signature(jmat.load).parameters) == given

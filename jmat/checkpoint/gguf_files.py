@@ -130,7 +130,7 @@ def _read(path: pathlib.Path) -> tuple[Any, GgufHeader]:
     except ImportError:
         raise ValueError(f"reading {path} needs the package gguf: pip install 'jmat[gguf]'.") from None
     try:
-        return gguf, read_header(path, gguf.GGML_QUANT_SIZES)
+        return gguf, read_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is truncated or not a GGUF file ({error}); download it again.") from None
 
