@@ -371,11 +371,11 @@ def tokens_per_batch() -> int:
 
 
 def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
-    """What a list flag names, each of it valid."""
+    """What a list flag names, each of it valid, and once where it is named twice."""
     wrong = [name for name in given if name not in valid]
     if wrong or not given:
         raise ValueError(f"--{flag} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
-    return list(given)
+    return list(dict.fromkeys(given))
 
 
 def layer_choices(given: Sequence[str], layers: int) -> list[int]:

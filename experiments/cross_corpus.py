@@ -53,6 +53,8 @@ def main(argv: list[str]) -> None:
     job = next(iter(jobs.values()))
     L, seed = job.model.config.layers, job.config["seed"]
     layers = [*(layer for layer in common.layer_choices(_LAYERS.value, L) if layer < L), L]
+    if layers == [L]:
+        raise ValueError(f"--layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
     smallest = min(each.examples.fit.num_examples for each in jobs.values())
     sizes = check_sizes(asked, smallest)
     sites = {layer: stream_sites(L)[layer] for layer in layers}

@@ -58,6 +58,8 @@ def main(argv: list[str]) -> None:
     del argv
     job = common.start("early_exit", writes=WRITES, many_hosts=True)
     L = job.model.config.layers
+    if _CHECK_EVERY.value >= L:
+        cli.say(f"with --check_every={_CHECK_EVERY.value} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
     if not hosts.is_first():

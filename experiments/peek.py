@@ -27,7 +27,7 @@ from jmat.jumps import fit_jumps
 from jmat.maps import Identity, Linear, load_maps
 from jmat.notes import Predictions, noted
 from jmat.peek.page import page
-from jmat.peek.predictions import all_positions, format_peek, peek, peek_rows
+from jmat.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
 
 flags.adopt_module_key_flags(common)
 _SENTENCES = flags.DEFINE_multi_string(
@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
         check_text(sentence, "--sentences")
     job = common.start("peek", writes=WRITES, reads=("maps",))
     L = job.model.config.layers
+    check_top(_TOP.value, job.model.config)
     layers = sorted({*common.layer_choices(_LAYERS.value, L), L})
     if _TOP.value > job.model.config.vocab_size:
         raise ValueError(f"--top={_TOP.value}: the vocabulary has {job.model.config.vocab_size} tokens.")

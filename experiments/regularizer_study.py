@@ -49,7 +49,9 @@ def main(argv: list[str]) -> None:
     """Runs the study."""
     del argv
     overwrite = _OVERWRITE.value
-    models = list(variants(_KINDS.value, _WEIGHTS.value))
+    models = list(dict.fromkeys(variants(_KINDS.value, _WEIGHTS.value)))
+    if not models:
+        raise ValueError("--kinds and --weights name no model; give such as --kinds=none,cosine --weights=0.5.")
     out = output_path(_OUT.value)
     check_output_folder(out)
     folders = {model: out / label(*model).replace(" ", "-") for model in models}
@@ -107,7 +109,8 @@ def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]
 
 def label(kind: str, weight: float) -> str:
     """The name of a model in the study's rows."""
-    return f"{kind} {weight:g}" if weight else kind
+    short = f"{weight:g}"
+    return f"{kind} {short if float(short) == weight else repr(weight)}" if weight else kind
 
 
 def more_flags(flag: flags.FlagHolder[str], own: Collection[str]) -> list[str]:

@@ -36,6 +36,8 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    if "" in (*_TEXT.value, *_TASKS.value):
+        raise ValueError("--text or --tasks holds an empty name; expected files, or names of the hub.")
     if not _TEXT.value and not _TASKS.value:
         raise ValueError("nothing to measure: give text files with --text, or tasks with --tasks.")
     check_output_folder(common.output_folder("tasks"))

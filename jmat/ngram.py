@@ -51,6 +51,8 @@ def fit(sequences: Sequence[Sequence[int]], *, vocab_size: int, order: int = 5) 
     adjusted: list[np.ndarray] = []
     for n in range(1, order + 1):
         ends = np.flatnonzero(place >= n - 1)
+        if not len(ends):
+            break  # no sequence is as long: higher orders would say nothing
         unique, first, inverse, counts = np.unique(
             context[ends] * base + words[ends], return_index=True, return_inverse=True, return_counts=True
         )

@@ -131,8 +131,8 @@ def probe_rows(
         np.stack([*right.values(), majority], axis=1).astype(np.float64), groups=groups, seed=seed
     )
     names: list[dict[str, Any]] = [*({"map": classifier, "layer": layer} for layer in right), {"map": "majority"}]
-    still = "the stream of this layer is the same at all examples to fit on: nothing can be read off it"
-    constant = {layer: still for layer, stream in fit.items() if not varying(stream).any()}
+    still = "is the same at all examples to fit on: nothing can be read off it"
+    constant = {layer: f"the stream of layer {layer} {still}" for layer, X in fit.items() if not varying(X).any()}
     rows = [
         with_note(
             {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)}, constant.get(name.get("layer", -1))

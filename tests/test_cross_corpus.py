@@ -12,7 +12,7 @@ from jmat.data.examples import Examples, Split
 from jmat.forward import logits
 from jmat.metrics import r2_score
 from tests.intervals import by_hand
-from tests.scripts import run
+from tests.scripts import on, run
 
 D = 64  # of the reference GPT-2
 
@@ -113,6 +113,11 @@ def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
             assert (row["low"], row["high"]) == (pytest.approx(low), pytest.approx(high))
     ends = [[(row["low"], row["high"]) for row in of_seed.values()] for of_seed in found.values()]
     assert ends[0] != ends[1]
+
+
+def test_the_final_layer_alone_is_refused(tmp_path):
+    _, said = run("cross_corpus", *on("gpt2", tmp_path), "--layers=4", code=1)
+    assert said.endswith("error: --layers=4 is the final layer, to which every map leads: name one of 0 .. 3.\n")
 
 
 def test_sizes():

@@ -33,6 +33,12 @@ def test_exits_at_the_first_layer_strictly_above():
     assert exit_layers(confidence, thresholds).tolist() == [[3, 4], [2, 4], [1, 1], [4, 4]]
 
 
+def test_nothing_saved_is_zero():
+    exits = np.full((1, 5), 3)  # five times a fifth of three is not three
+    saved = layers_saved({"mat": Outcome(exits, np.ones((1, 5)))}, 3, 0.9)["mat"]
+    assert [str(value) for value in saved] == ["0.0", "0.0", "0.0"]
+
+
 def test_check_every_looks_at_multiples_only():
     confidence = np.array([[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]])
     assert exit_layers(confidence, np.array([[0.5]]), check_every=2).tolist() == [[4]]

@@ -228,6 +228,7 @@ OWN = {
     [
         ("--weights=1,-1", "--weights has '-1'; expected numbers from 0 on"),
         ("--weights=nan", "--weights has 'nan'"),
+        ("--kinds=", "--kinds and --weights name no model"),
         ("--pretrain='--steps=3", "--pretrain='--steps=3 does not read as flags: No closing quotation"),
         *((f"--pretrain={own}", f"--pretrain has {own}, which the study sets itself") for own in OWN["pretrain"]),
         *((f"--measure=--seed=1 {own}", f"--measure has {own}, which the study sets itself") for own in OWN["measure"]),

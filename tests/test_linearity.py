@@ -194,6 +194,11 @@ def test_what_has_no_value_says_why(bundled):
     assert {(row["value"], row["note"]) for row in rows} == {(None, "the target does not vary")}
 
 
+def test_what_is_named_twice_counts_once():
+    assert common.choices("method", ["map", "delete", "map"], ("delete", "map")) == ["map", "delete"]
+    assert common.layer_choices(["3", "1", "3"], 4) == [3, 1]
+
+
 def cut_examples(path, family, sentences):
     """The first sentences of the reference examples."""
     arrays = {}

@@ -76,6 +76,16 @@ def test_discounts_come_from_counts_of_counts_in_the_test_data():
     np.testing.assert_allclose(ngram._discounts(np.asarray([1, 2])), [0.5, 1, 1.5])
 
 
+def test_an_order_beyond_the_longest_sequence_changes_nothing():
+    longest = ngram.fit([[0, 1, 2], [2, 1]], vocab_size=4, order=4)
+    for got, want in zip(
+        ngram.log_prob(ngram.fit([[0, 1, 2], [2, 1]], vocab_size=4, order=50), [[0, 1, 2, 3, 1, 1], [3]]),
+        ngram.log_prob(longest, [[0, 1, 2, 3, 1, 1], [3]]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_wrong_input_is_refused():
     with pytest.raises(ValueError, match="token id 7 is outside the vocabulary"):
         ngram.fit([[1, 7]], vocab_size=V)

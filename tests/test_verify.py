@@ -105,6 +105,13 @@ def test_texts_are_padded_on_either_side_and_cut_to_the_positions(model):
         make_batches(model.config, tokenizer, "")
 
 
+def test_a_text_of_one_token_is_compared(model, torch_model):
+    batches = make_batches(model.config, train_bpe(SENTENCES, 300), "a")
+    assert [batch.tokens.shape for batch in batches] == [(1, 1), (3, 1), (3, 1)]
+    found = compare(model, torch_model, lambda: torch_model, batches)
+    assert (found.verdict, found.tokens) == ("MATCH", 7)
+
+
 @pytest.mark.parametrize(("case", "train"), [(GPT2, train_bpe), (BERT, train_wordpiece)])
 def test_a_folder_with_a_tokenizer_matches(case, train, tmp_path):
     hf.save(hf.make(case), tmp_path)

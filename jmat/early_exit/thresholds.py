@@ -122,7 +122,10 @@ def layers_saved(
     """
     n = next(iter(outcomes.values())).hits.shape[1]
     weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
-    saved = {name: 1 - layers_at(result, level, weights) / blocks for name, result in outcomes.items()}
+    # The mean of equal numbers may differ from them by rounding: nothing saved is 0, not -1e-16.
+    saved = {
+        name: np.round(1 - layers_at(result, level, weights) / blocks, 12) + 0.0 for name, result in outcomes.items()
+    }
     names = list(outcomes)
     for i, a in enumerate(names):
         for b in names[i + 1 :]:

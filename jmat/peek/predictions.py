@@ -16,6 +16,7 @@ import tokenizers.decoders
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from jmat.config import ModelConfig
 from jmat.data import Split
 from jmat.data.encoding import encode, special_tokens
 from jmat.forward import logits
@@ -82,13 +83,18 @@ def top_predictions(
     Raises:
       ValueError: the vocabulary is smaller than `top`.
     """
-    if not 1 <= top <= model.config.vocab_size:
-        raise ValueError(f"top={top}: expected 1 to {model.config.vocab_size}, the size of the vocabulary.")
+    check_top(top, model.config)
     parts = []
     for start in range(0, len(stream), _POSITIONS_AT_ONCE):
         scores = logits(model, _apply(shortcut, stream[start : start + _POSITIONS_AT_ONCE]))
         parts.append(jax.device_get(jax.lax.top_k(jax.nn.softmax(scores), top)))
     return np.concatenate([ids for _, ids in parts]), np.concatenate([p for p, _ in parts])
+
+
+def check_top(top: int, config: ModelConfig) -> None:
+    """Raises ValueError for more tokens than the vocabulary has."""
+    if not 1 <= top <= config.vocab_size:
+        raise ValueError(f"top={top}: expected 1 to {config.vocab_size}, the size of the vocabulary.")
 
 
 def peek(

@@ -224,7 +224,7 @@ def run_reference(
     first = hf["pad_token_id"] + 1 if reference.after_padding_id else 0
     given |= {"position_ids": positions + first} if reference.takes_positions else {}
     tensors = {
-        name: torch.tensor(np.ascontiguousarray(value), dtype=torch.long)
+        name: torch.tensor(np.array(value, order="C"), dtype=torch.long)
         for name, value in given.items()
         if value is not None
     }

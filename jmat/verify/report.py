@@ -93,7 +93,8 @@ def verify(
         return load_reference(folder, model.config.family, dtype=precision, has_head=has_head)
 
     other = "float64" if dtype == "float32" else dtype
-    return compare(model, load("float32"), lambda: load(other), make_batches(model.config, tokenizer, text))
+    batches = make_batches(model.config, tokenizer, text)
+    return compare(model, load("float32"), lambda: load(other), batches)
 
 
 def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -> list[Batch]:
