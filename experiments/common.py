@@ -269,7 +269,8 @@ def output_folder(experiment: str) -> pathlib.Path:
 def check_names() -> None:
     """Raises ValueError for flags that name nothing, or what both jmat and a file here are called."""
     for flag in ("model", "examples", "revision"):
-        if FLAGS[flag].value is not None and not FLAGS[flag].value.strip():
+        name: str | None = FLAGS[flag].value
+        if name is not None and not name.strip():
             raise ValueError(f"--{flag} is empty: give a name, or leave the flag out.")
     if not FLAGS.examples and not own_flags().get("corpora"):
         named_corpus(FLAGS.corpus)

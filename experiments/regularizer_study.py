@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
         texts["pretrain"] = trained.get("text")
         for experiment, wanted in MEASURES.items():
             given = [f"--model={folder / 'pretrain' / 'model'}"]
-            measured_with = {"trained": more["pretrain"], "overwrite": overwrite}
+            measured_with: dict[str, Any] = {"trained": more["pretrain"], "overwrite": overwrite}
             found = step(experiment, folder / experiment, given, more[experiment], **measured_with)
             rows += reported(name, found, wanted)
             hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
