@@ -1,6 +1,7 @@
 """linearity as users call it on a text: scores by hand, other checkpoints and models under their own names."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -119,6 +120,9 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
     assert titles[:4] == [model] * 4
     assert titles[4:] == [f"{model} − {changed_model()}", f"{model}: linearity of all pairs"]
     table = outcome.printed.partition("linearity of the step from layer l to l + 1")[2].partition("\nheld out, of")[0]
+    outer, heads = (re.split(r" {2,}", line.strip()) for line in table.strip("\n").splitlines()[:2])
+    assert outer == ["with the residual", "without"]
+    assert heads[1:] == ["in sample", "adjusted", "held out"] * 2
     lines = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line.strip()[:1].isdigit()}
     metrics = [
         f"{score}{kind}"

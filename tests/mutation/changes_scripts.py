@@ -170,9 +170,9 @@ CHANGES = [
     ),
     Change(
         "experiments/layer_jump.py",
-        "statistics = fitting.read(job, targets=_TARGETS.value)",
-        'statistics = fitting.read(job, targets="all")',
-        "--targets does not reach the statistics",
+        "fitting.fit_maps(job, statistics, targets=_TARGETS.value)",
+        'fitting.fit_maps(job, statistics, targets="all")',
+        "--targets does nothing to the maps",
         _JUMPS,
     ),
     Change(
