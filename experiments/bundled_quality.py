@@ -159,10 +159,12 @@ def main(argv: list[str]) -> None:
     corpus.check_parts(split, _CORPUS.value)
     cli.say("measuring perplexity, of the model and of the n-gram")
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value, seed)
+    cli.say("measuring accuracy, of both models")
     rows.append(accuracy("gpt2", gpt2, gpt2_tokenizer, split["eval"], seed))
     rows.append(accuracy("bert", bert, bert_tokenizer, split["eval"], seed))
     print(format_table(rows, index="model", columns=("metric",), intervals=True))
     cli.print_notes(rows)
+    cli.say("continuing prompts")
     for i, prompt in enumerate(_PROMPTS):
         for temperature in (0.0, 0.8):
             key = jax.random.fold_in(jax.random.key(seed), i)

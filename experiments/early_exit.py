@@ -64,7 +64,8 @@ def main(argv: list[str]) -> None:
     fit, held_out = job.capture(sites)
     if not hosts.is_first():
         return
-    jumps, solutions = fit_jumps([fit[site] for site in sites], targets="final", intercept=job.config["intercept"])
+    how: dict[str, Any] = {"intercept": job.config["intercept"], "progress": "fit"}
+    jumps, solutions = fit_jumps([fit[site] for site in sites], targets="final", **how)
     common.say_ranks(solutions)
     maps: dict[str, dict[int, Any]] = {
         "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
@@ -79,10 +80,12 @@ def main(argv: list[str]) -> None:
 
     split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
+    cli.say("every threshold, with intervals")
     rows, outcomes = curve_rows(job.model.config, values, split, protocol, cheap, seed=seed)
     rows += saved_rows(outcomes, L, split.rows, seed=seed)
     rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
+        cli.say("timing passes that stop")
         sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
