@@ -32,11 +32,12 @@ from experiments import cli, common, passes
 from jmat import hosts
 from jmat.capture import check_examples, stream_sites
 from jmat.checkpoint import parameters
-from jmat.checkpoint.load import load
+from jmat.checkpoint.load import find, load
 from jmat.data.packing import Batch
 from jmat.linearity import report
 from jmat.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 from jmat.maps import model_hash
+from jmat.models import fields_among
 from jmat.plots import plot_r2
 from jmat.results import format_table
 from jmat.sites import SUBMODULES
@@ -105,8 +106,10 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
     is_folder = not revision or pathlib.Path(name).expanduser().is_dir()
     cli.say(f"loading {name}")
     how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
-    how |= {"revision": None if is_folder else name, "ignore_config": tuple(FLAGS.ignore_config)}
-    model, _ = load(name if is_folder else FLAGS.model, **how)
+    source, how["revision"] = (name, None) if is_folder else (FLAGS.model, name)
+    if FLAGS.ignore_config:  # fields of --model, which this one need not have
+        how["ignore_config"] = fields_among(find(source, revision=how["revision"]), FLAGS.ignore_config)
+    model, _ = load(source, **how)
     common.check_same_weights(name, lambda: model_hash(parameters(model)))
     common.check_same_kind(name, job.model, model)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))

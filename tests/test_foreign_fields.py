@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import logging
 import pathlib
 
@@ -157,3 +158,10 @@ def test_a_field_to_ignore_that_is_not_there_is_refused_with_the_near_names():
         models.config_from_hf(base("gpt2", residual_scale=2), ignore=("residual_scal",))
     with pytest.raises(ValueError, match=r"there is no field 'zzz' to ignore\.$"):
         models.config_from_hf(base("gpt2"), ignore=("zzz",))
+
+
+def test_of_two_models_only_one_need_have_a_field_to_ignore(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(base("gpt2", residual_scale=2)))
+    assert models.fields_among(tmp_path, ["residual_scale", "other"]) == ("residual_scale",)
+    assert models.fields_among(tmp_path, ["other"]) == ()
+    assert models.read_config(tmp_path, models.fields_among(tmp_path, ["residual_scale"])).layers == 12

@@ -1,7 +1,7 @@
 """The architectures, by Hugging Face's `model_type`."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -63,6 +63,19 @@ def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:
 
 def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConfig:
     """Returns the ModelConfig of a folder. Raises FileNotFoundError or ValueError without a usable config.json."""
+    return config_from_hf(_fields(folder), ignore)
+
+
+def fields_among(folder: pathlib.Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of the names that are fields of a folder's config.json; errors as for `read_config`.
+
+    A field to ignore must be there; of two models that are compared, perhaps only one has it.
+    """
+    fields = _fields(folder)
+    return tuple(name for name in names if name in fields)
+
+
+def _fields(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
@@ -70,7 +83,6 @@ def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConf
             "jmat was killed while it saved the model there, start it again."
         )
     try:
-        hf = read_json_object(path)
+        return read_json_object(path)
     except ValueError as error:
         raise ValueError(f"{path} {error}; download the model again.") from None
-    return config_from_hf(hf, ignore)
