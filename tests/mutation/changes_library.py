@@ -1011,7 +1011,7 @@ CHANGES = [
         "first, last = max(first, 0), min(last, R - 1)",
         "first, last = max(first, 0), min(last, R // 2)",
         "YaRN ramp clipped at the number of pairs",
-        "test_families.py",
+        "test_defaults.py",
     ),
     Change(
         "jmat/rotary.py",
