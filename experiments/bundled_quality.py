@@ -32,7 +32,7 @@ from jmat.data.encoding import encode, special_tokens, text_tokens
 from jmat.folders import output_path
 from jmat.maps import model_hash
 from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio
-from jmat.notes import estimate
+from jmat.notes import Predictions, estimate, with_note
 from jmat.results import format_table, write_results
 from jmat.tasks import Passage, check_causal, log_likelihoods
 
@@ -101,15 +101,17 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
     read_at = places if masked else places - 1
     # Long texts with long ones: little padding.
     order = np.argsort([len(s) for s in ids], kind="stable")
-    correct = np.zeros(len(ids), np.float64)
+    correct, predictions = np.zeros(len(ids), np.float64), Predictions()
     for rows in np.array_split(order, -(-len(order) // (4 * _ROWS))):
         width = -(-max(len(ids[i]) for i in rows) // 16) * 16
         width = min(width, tokens.shape[1])
         x, _ = forward.run(model, tokens[rows, :width], mask=real[rows, :width])
         scores = forward.logits(model, x[np.arange(len(rows)), read_at[rows]])
+        predictions.add(scores)
         correct[rows] = np.asarray(scores.argmax(-1)) == targets[rows]
     figures = bootstrap_mean(correct, seed=seed)
-    return {"model": name, "metric": "accuracy", **estimate(*figures), "n": len(ids)}
+    row = {"model": name, "metric": "accuracy", **estimate(*figures), "n": len(ids)}
+    return with_note(row, predictions.note())
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30) -> str:
