@@ -199,6 +199,8 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained):
     # Held out: without the penalty, on sentences that are not trained on.
     final = loss(model, packing.pack(pairs["eval"], 32), Regularizer())
     assert trained.one(metric="eval_loss")["value"] == pytest.approx(final, rel=2e-3)  # saved as float16
+    predictions = np.asarray(packing.pack(pairs["eval"], 32).targets) >= 0
+    assert trained.one(metric="eval_count")["value"] == predictions.sum()
     watched = packing.pack(pairs["fit"][:20], 32)
     steps = sorted((trained.out / "steps").iterdir())
     assert [path.name for path in steps] == ["000001", "000002", "000003"]

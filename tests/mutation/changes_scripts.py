@@ -263,8 +263,8 @@ CHANGES = [
     ),
     Change(
         "experiments/early_exit.py",
-        'intercept=job.config["intercept"]',
-        "intercept=False",
+        '"intercept": job.config["intercept"], "progress": "fit"',
+        '"intercept": False, "progress": "fit"',
         "--intercept does nothing",
         _EXIT,
     ),
