@@ -132,7 +132,10 @@ def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")
     for row in rows:
         values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
-    means = {key: None if None in each else float(np.mean(each)) for key, each in values.items()}
+    means = {
+        key: None if None in each else float(np.mean([value for value in each if value is not None]))
+        for key, each in values.items()
+    }
     return [{**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()]
 
 

@@ -108,7 +108,7 @@ def _a_sentence_where_xla_aborts() -> Iterator[None]:
 
     _on_abort.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(end))
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort[-1])
-    make_client = getattr(jaxlib_extension, "get_distributed_runtime_client", None)
+    make_client: Any = getattr(jaxlib_extension, "get_distributed_runtime_client", None)
     if "missed_heartbeat_callback" not in (getattr(make_client, "__doc__", None) or ""):
         yield
         return

@@ -119,8 +119,8 @@ def _scaling(read: ConfigReader) -> Mapping[str, Any]:
     old, new = read.get("rope_scaling", {}), read.get("rope_parameters", {})
     scaling = old or new
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
-        given = shortened(scaling)
-        read.require(False, f"rotary parameters {given} are not implemented (implemented: one flat set of fields)")
+        shown = shortened(scaling)
+        read.require(False, f"rotary parameters {shown} are not implemented (implemented: one flat set of fields)")
         return {}
     unknown = sorted(map(str, set(scaling) - _NUMBERS - _WORDS.keys()))
     read.require(not unknown, f"rotary parameters {shortened(', '.join(unknown))} are not implemented")

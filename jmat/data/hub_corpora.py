@@ -282,8 +282,9 @@ def _rules(name: str, by_sentencex: bool) -> str:
         version = importlib.metadata.version("sentencex") if by_sentencex else ""
     except importlib.metadata.PackageNotFoundError:
         raise _needs_extra(f"corpus {name}") from None
-    files = (__file__, *(Path(__file__).with_name(name) for name in ("sampling.py", "encoding.py")))
-    code = [Path(file).read_text("utf-8") for file in files]
+    here = Path(__file__)
+    files = (here, here.with_name("sampling.py"), here.with_name("encoding.py"))
+    code = [file.read_text("utf-8") for file in files]
     return _digest("\n".join([version, *code]))
 
 

@@ -47,7 +47,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 def _attention_kinds(read: ConfigReader, layers: int) -> list[str]:
     """`global` or `local` for each block, from [[[kind, …], times], …]."""
     types = read.get("attention_types", [[["global", "local"], layers // 2]])
-    kinds = []
+    kinds: list[str] = []
     try:
         for pattern, times in types:
             # Before the list is made: a number of times may be anything.
