@@ -1,20 +1,21 @@
 """What a killed run goes on from: Orbax checkpoints of its state."""
 
 import contextlib
-import hashlib
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jmat.maps import model_hash
+
 State = TypeVar("State")
 
-_DIGEST = "sha256"
+_HASH = "hash"  # of all arrays: Orbax reads a file with a flipped bit as it is
 _CHUNK = 2**26  # bytes that are compressed at once
 EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
@@ -30,7 +31,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
     if manager.latest_step() != step:
         arrays = _by_path(state)
         chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
-        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata={_DIGEST: _digest(arrays)})
+        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata={_HASH: model_hash(arrays)})
 
 
 def restore(
@@ -70,20 +71,12 @@ def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[S
         ) from error
     name = f"checkpoint {step} in {manager.directory}"
     problem = None
-    digest = (manager.metadata(step).custom_metadata or {}).get(_DIGEST)  # which older checkpoints lack
-    if digest is not None and digest != _digest({path: restored[path] for path in arrays}):
+    written = (manager.metadata(step).custom_metadata or {}).get(_HASH)  # which older checkpoints lack
+    if written is not None and written != model_hash({path: restored[path] for path in arrays}):
         problem = f"{name} is damaged: its arrays are not those that were saved"
     elif "step" in arrays and (held := int(restored["step"])) != step:
         problem = f"{name} is that of step {held} under another number"
     return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays]), problem
-
-
-def _digest(arrays: Mapping[str, Any]) -> str:
-    """SHA-256 over the bytes of all arrays: Orbax reads a file with a flipped bit as it is."""
-    digest = hashlib.sha256()
-    for path, array in arrays.items():
-        digest.update(path.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:

@@ -26,6 +26,7 @@ from packaging.utils import canonicalize_name
 
 from jmat.cache import cached
 from jmat.data import docstrings, hub_corpora
+from jmat.digests import short_hash
 from jmat.files import save_atomically
 from jmat.names import known_name
 from jmat.progress import track
@@ -108,7 +109,7 @@ def docs_sentences() -> list[str]:
     packages = _dependencies()
     versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
     rules = [Path(file).read_text("utf-8") for file in (__file__, docstrings.__file__)]
-    name = _digest("\n".join([*versions, *rules])).hex()[:16]
+    name = short_hash("\n".join([*versions, *rules]).encode())
 
     def save(path: Path, sentences: list[str]) -> None:
         save_atomically(path, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
@@ -285,10 +286,7 @@ def fit_eval(
 
 def sentences_fingerprint(sentences: Iterable[str]) -> str:
     """Returns 16 hex digits of SHA-256 over all sentences, in their order."""
-    digest = hashlib.sha256()
-    for sentence in sentences:
-        digest.update(sentence.encode() + b"\0")
-    return digest.hexdigest()[:16]
+    return short_hash(*(sentence.encode() + b"\0" for sentence in sentences))
 
 
 def _compare_with_readme(fingerprint: str) -> None:

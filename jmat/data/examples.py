@@ -4,7 +4,6 @@ Everything is numpy, on the host. Letters: S sentences, M examples.
 """
 
 import dataclasses
-import hashlib
 import os
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from jaxtyping import Int, Int32
 from numpy import ndarray
 
 from jmat.data.npz import read_arrays
+from jmat.digests import short_hash
 from jmat.errors import readable_errors
 from jmat.files import save_atomically
 
@@ -92,11 +92,9 @@ def fingerprint(text: Split | Examples) -> str:
 
     Two texts with one fingerprint hold the same tokens and the same examples.
     """
-    digest = hashlib.sha256()
-    for split in (text.fit, text.eval) if isinstance(text, Examples) else (text,):
-        for field in (split.tokens, split.lengths, split.positions, split.rows):
-            digest.update(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes())
-    return digest.hexdigest()[:16]
+    splits = (text.fit, text.eval) if isinstance(text, Examples) else (text,)
+    fields = [getattr(split, name) for split in splits for name in _FIELDS]
+    return short_hash(*(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes() for field in fields))
 
 
 def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:

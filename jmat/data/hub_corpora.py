@@ -6,7 +6,6 @@ The paper's news, Leipzig 2020, is not there; its sentences, their numbers cut o
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -20,6 +19,7 @@ import numpy as np
 from jmat.cache import cached
 from jmat.data import Examples, load_examples, make_examples, save_examples
 from jmat.data.examples import fingerprint
+from jmat.digests import short_hash
 from jmat.errors import first_line
 
 OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
@@ -147,7 +147,7 @@ def hub_examples(
         fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
         return make_examples(fit, held_out, tokenizer, seed=seed, **options)
 
-    return cached(f"{name}-{_digest(repr(key))[:16]}", ".npz", make, load_examples, save_examples, fingerprint)
+    return cached(f"{name}-{short_hash(repr(key).encode())}", ".npz", make, load_examples, save_examples, fingerprint)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -285,16 +285,13 @@ def _rules(name: str, by_sentencex: bool) -> str:
     here = Path(__file__)
     files = (here, here.with_name("sampling.py"), here.with_name("encoding.py"))
     code = [file.read_text("utf-8") for file in files]
-    return _digest("\n".join([version, *code]))
+    return short_hash("\n".join([version, *code]).encode())
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
     if not tokenizer.is_fast:
-        return _digest(repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]))
+        return short_hash(repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]).encode())
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     # How the last text was cut and padded is part of its state, not of what it is.
-    return _digest(json.dumps({name: part for name, part in state.items() if name not in ("truncation", "padding")}))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    kept = {name: part for name, part in state.items() if name not in ("truncation", "padding")}
+    return short_hash(json.dumps(kept).encode())

@@ -1,6 +1,5 @@
 """Sentences → tokens → examples: which positions are read, by protocol."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from numpy import ndarray
 from jmat.data import encoding
 from jmat.data.encoding import encode
 from jmat.data.examples import Examples, Split
+from jmat.digests import short_hash
 
 PROTOCOLS = ("din2023", "jmat")
 
@@ -89,7 +89,7 @@ def make_examples(
 
     def part(name: str, sentences: Sequence[str], stream: int) -> Split:
         kept, positions = [], []
-        copies: Counter[bytes] = Counter()
+        copies: Counter[str] = Counter()
         for tokens in encode(sentences, tokenizer, max_length, special):
             if tokens is None:
                 continue
@@ -114,12 +114,12 @@ def make_examples(
     return Examples(fit=part("fit", fit_sentences, 0), eval=part("eval", eval_sentences, 1))
 
 
-def _generator(tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[bytes]) -> np.random.Generator:
+def _generator(tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[str]) -> np.random.Generator:
     """Returns the random generator of one sentence; counts its earlier copies in `copies`.
 
     It depends on the sentence and not on its neighbours: a text with a few other sentences
     keeps the positions of all the rest.
     """
-    key = hashlib.sha256(tokens.tobytes()).digest()[:8]
+    key = short_hash(tokens.tobytes())
     copies[key] += 1
-    return np.random.default_rng([seed, stream, copies[key], int.from_bytes(key)])
+    return np.random.default_rng([seed, stream, copies[key], int(key, 16)])

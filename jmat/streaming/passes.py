@@ -19,12 +19,13 @@ from numpy import ndarray
 from jmat import hosts
 from jmat.data.examples import Split, check_tokens
 from jmat.data.packing import Batch, pack
+from jmat.digests import short_hash
 from jmat.forward import run
 from jmat.mesh import data_mesh, place, shard_batch
 from jmat.progress import track
 from jmat.sites import check_names, width
 from jmat.streaming.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
-from jmat.streaming.snapshots import Snapshots, go_on, short_hash, text_hash
+from jmat.streaming.snapshots import Snapshots, go_on, text_hash
 
 _SHORTEST_ROW = 128
 

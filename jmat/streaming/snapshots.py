@@ -6,7 +6,6 @@ Every process of several has its own, and needs no other to write or to read the
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import logging
 import os
 import pathlib
@@ -23,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from jmat import resume
 from jmat.data.packing import Batch
+from jmat.digests import short_hash
 from jmat.errors import in_one_line
 
 State = TypeVar("State")
@@ -54,14 +54,6 @@ class Snapshots:
 def text_hash(batches: Sequence[Batch]) -> str:
     """Fingerprint of what a pass reads, in its order."""
     return short_hash(*(np.ascontiguousarray(field).data for batch in batches for field in batch))
-
-
-def short_hash(*content: Any) -> str:
-    """16 hex digits of SHA-256 over bytes."""
-    digest = hashlib.sha256()
-    for part in content:
-        digest.update(part)
-    return digest.hexdigest()[:16]
 
 
 def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: int, snapshots: Snapshots) -> State:
