@@ -59,8 +59,6 @@ def main(argv: list[str]) -> None:
     L = job.model.config.layers
     check_top(_TOP.value, job.model.config)
     layers = sorted({*common.layer_choices(_LAYERS.value, L), L})
-    if _TOP.value > job.model.config.vocab_size:
-        raise ValueError(f"--top={_TOP.value}: the vocabulary has {job.model.config.vocab_size} tokens.")
     masked = job.mask_token is not None
     if job.tokenizer is None:
         raise ValueError(f"{job.config['model']} has no tokenizer, which it takes to read sentences.")
