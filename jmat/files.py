@@ -8,6 +8,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import safetensors
+import safetensors.numpy
+from numpy import ndarray
+
 Write = Callable[[pathlib.Path], Any]
 
 # `.NAME.XXXXXXXX.EXT` beside NAME, which ends in .EXT: what a process writes until it is whole.
@@ -56,6 +60,16 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
     finally:
         for temporary in written.values():
             temporary.unlink(missing_ok=True)
+
+
+def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file. Raises OSError where the disk is full, which safetensors reports as an own error."""
+    try:
+        safetensors.numpy.save_file(dict(tensors), path, metadata=dict(metadata))
+    except safetensors.SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        reason = (int(number[1]), os.strerror(int(number[1]))) if number else (str(error),)
+        raise OSError(*reason) from None
 
 
 def is_temporary(name: str) -> str | None:

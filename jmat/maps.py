@@ -8,9 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 from jaxtyping import Array, Float
 
 from jmat.errors import in_one_line, readable_errors
-from jmat.files import save_together
+from jmat.files import save_together, write_tensors
 from jmat.json_files import read_json_object
 
 CONVENTION = "y = x @ W (+ b)"
@@ -152,18 +149,10 @@ def save_maps(
     about = dataclasses.asdict(info)
     content = {**about, "checksum": model_hash(tensors), "maps": described}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-    def write_tensors(path: pathlib.Path) -> None:
-        try:
-            safetensors.numpy.save_file(tensors, path, metadata={"info": json.dumps(about)})
-        except safetensors.SafetensorError as error:  # a full disk comes in this disguise
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
-
     folder = pathlib.Path(folder)
     save_together(
         {
-            folder / "maps.safetensors": write_tensors,
+            folder / "maps.safetensors": lambda path: write_tensors(path, tensors, {"info": json.dumps(about)}),
             folder / "maps.json": lambda path: path.write_text(text, "utf-8"),
         }
     )

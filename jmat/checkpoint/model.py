@@ -17,8 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -26,7 +24,7 @@ from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.config import ModelConfig
 from jmat.errors import printable, readable_errors
-from jmat.files import save_together
+from jmat.files import save_together, write_tensors
 from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.family import OTHER_HEADS, Family
@@ -107,17 +105,10 @@ def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> N
     folder.mkdir(parents=True, exist_ok=True)
     save_together(
         {
-            folder / "model.safetensors": lambda path: _write_safetensors(path, tensors),
+            folder / "model.safetensors": lambda path: write_tensors(path, tensors, {"format": "pt"}),
             folder / "config.json": lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"),
         }
     )
-
-
-def _write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
-    try:
-        safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:  # what it makes of a full disk, among others
-        raise OSError(str(error)) from None
 
 
 def parameters(model: Any) -> dict[str, Any]:
