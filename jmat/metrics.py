@@ -182,7 +182,8 @@ def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]
     NaN where there is nothing to resample, all draws being of one sentence, and where the figure is not finite under
     some resample.
     """
-    if not np.isfinite(values).all() or (drawn == drawn[:1]).all():
+    # Row by row, since the first one that differs settles it: `drawn` has millions of numbers.
+    if not np.isfinite(values).all() or all(np.array_equal(row, drawn[0]) for row in drawn):
         return float("nan"), float("nan")
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)

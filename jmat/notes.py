@@ -113,13 +113,12 @@ class Predictions:
             logits: of the whole model.
             real: which examples count, in the shape of `logits` without its last axis; default: all.
         """
-        flat = jnp.asarray(logits).reshape(-1, logits.shape[-1])
-        counts = np.ones(len(flat), bool) if real is None else np.asarray(real, bool).reshape(-1)
-        if not counts.any():
-            return
+        counts = np.ones(logits.shape[:-1], bool) if real is None else np.asarray(real, bool)
         self._count += int(counts.sum())
-        if self._apart > _SAME and len(self._tops) > 1:
+        if not counts.any() or (self._apart > _SAME and len(self._tops) > 1):
             return
+        # Not before: a reshaped array of logits is a copy of them.
+        flat, counts = jnp.asarray(logits).reshape(-1, logits.shape[-1]), counts.reshape(-1)
         if self._first is None:
             self._first = flat[int(counts.argmax())]
         tops, apart = (np.asarray(each)[counts] for each in _likeness(flat, self._first))
