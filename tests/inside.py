@@ -1,6 +1,7 @@
 """Scripts run inside the tests' own process, where the model's programs are compiled already; figures are kept.
 
 Every script has its own copy of the modules below `experiments`, and its own flags, which would clash with others'.
+What holds of every run is checked in every run: all resamples are drawn by --seed, and all notes are printed.
 """
 
 import contextlib
@@ -24,8 +25,9 @@ from absl import app, flags  # noqa: F401 (defines flags, which every script exp
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
-from jmat import resume  # noqa: F401 (imports orbax)
+from jmat import metrics, resume  # noqa: F401 (`resume` imports orbax)
 from jmat.maps import load_maps
+from jmat.notes import AGREEMENT, Predictions
 from tests.test_reference import REFERENCE
 
 _WORDS = (
@@ -33,6 +35,10 @@ _WORDS = (
     "input output new first last given empty current default optional parent child token line text count size"
 ).split()
 _COUNT = itertools.count()
+NOTE = "a note on what is predicted"  # stands in every run in place of the note on predictions that are all alike
+# Scripts whose rows hold one model's predictions against another's, or against the text.
+_PREDICT = "layer_jump submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
+_OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of some rows only, or of none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +101,9 @@ def _call(script, words) -> Outcome:
         try:
             with (
                 mock.patch.object(Figure, "savefig", savefig),
+                mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
+                mock.patch.object(metrics, "_count_chunks", wraps=metrics._count_chunks) as draw,
+                mock.patch.object(module.cli, "print_notes", wraps=module.cli.print_notes) as print_notes,
                 contextlib.redirect_stdout(printed),
                 contextlib.redirect_stderr(said),
             ):
@@ -105,7 +114,23 @@ def _call(script, words) -> Outcome:
     texts = [stream.buffer.getvalue().decode("utf-8") for stream in (printed, said)]
     if code:
         raise ValueError(f"{script} ended with {code}: {texts[1]}")
-    return Outcome(out, *texts, tuple(figures))
+    outcome = Outcome(out, *texts, tuple(figures))
+    wanted = next((int(word.partition("=")[2]) for word in words if word.startswith("--seed=")), 0)
+    assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, "resamples by --seed"
+    _check_notes(script, outcome, [each.args[0] for each in print_notes.call_args_list])
+    return outcome
+
+
+def _check_notes(script, outcome, handed_over):
+    """Holds the rows whose notes were printed against those in results.json, and the notes against the rows."""
+    if script not in _OWN_OUTPUT:
+        assert list(map(len, handed_over)) == [len(outcome.rows)], "all notes are printed, once"
+    if script in _PREDICT:
+        assert outcome.printed.splitlines().count(NOTE) == 1
+        compared = [row for row in outcome.rows if row["metric"].startswith(AGREEMENT)]
+        silent = [row for row in compared if NOTE not in row.get("note", "")]
+        # The n-gram's perplexity is its own, and that of the model beside it is of the same tokens.
+        assert {row["metric"] for row in silent} <= ({"perplexity"} if script == "bundled_quality" else set())
 
 
 @contextlib.contextmanager

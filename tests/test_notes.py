@@ -52,6 +52,9 @@ def test_predictions_that_differ_have_no_note():
     assert note_of(VARIED) is None
     assert note_of(VARIED[:3], VARIED[3:6]) is None
     assert note_of(VARIED[:1]) is None  # of one example nothing can be said
+    lost = VARIED.copy()
+    lost[0] = np.nan  # which is far from every number
+    assert note_of(lost) is None
     near = np.zeros((9, 5), np.float32)
     near[:, 0], near[:, 1] = 5, np.arange(9) / 9
     assert note_of(near) is None  # nine examples can have one most likely token by chance

@@ -12,6 +12,7 @@ from tests.by_hand import Lab, affine, r2, same
 from tests.inside import call, text
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
+FLAGS |= {"protocol": "jmat", "positions_per_sentence": 2}
 PARTS = {"mat_attn": ("attn",), "mat_ffn": ("ffn",), "mat_ln1_ln2": ("ln_1", "ln_2")}
 
 
@@ -71,11 +72,15 @@ def test_every_map_and_layer(lab):
     assert {row["layer"] for row in outcome.rows if row["map"] in ("mat", *PARTS)} == {1, 3}
     acts = lab.read(lab.examples.eval, ("block.2.ffn.in", "block.2.ffn"))
     predicted = np.asarray(part_map(lab, "block.2.ffn")(acts["block.2.ffn.in"]))
-    same(outcome.one(map="ffn", layer=2, metric="r2"), [r2(acts["block.2.ffn"], predicted)], tolerance=5e-3)
+    row = outcome.one(map="ffn", layer=2, metric="r2")
+    same(row, [r2(acts["block.2.ffn"], predicted)], len(predicted), tolerance=5e-3)
+    draws = [r2(acts["block.2.ffn"], predicted, weights) for weights in lab.drawn(200)]
+    width = row["high"] - row["low"]
+    assert np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.02 * width
     maps, info = outcome.maps
     acts = whole(lab)["block.2.ln_2.in"]
     np.testing.assert_allclose(maps["ln_2.2"](acts), part_map(lab, "block.2.ln_2")(acts), rtol=1e-2, atol=1e-3)
-    assert (info.n, info.seed, "mat.1.4" in maps) == (100, 3, True)
+    assert (info.n, info.seed, "mat.1.4" in maps) == (lab.examples.fit.num_examples, 3, True)
 
 
 @pytest.mark.parametrize(("head", "block"), [(0, 0), (2, 1)])

@@ -1,7 +1,7 @@
 """Counts how many small wrong changes the fast tests notice. Run by hand, from the root of the tree:
 
     python -m tests.mutation                      # all changes, each against the test files that it names
-    python -m tests.mutation library              # those of `changes_library.py`; `scripts` and `methods` likewise
+    python -m tests.mutation library              # those of `changes_library.py`; others likewise
     python -m tests.mutation library r2 interval  # of these, the ones whose file or words contain "r2" or "interval"
     python -m tests.mutation --whole              # each against the whole fast suite (hours)
 
@@ -28,7 +28,7 @@ from tests import environment  # noqa: F401 (before JAX is imported)
 from tests.mutation import Change
 
 ROOT = pathlib.Path(__file__).parents[2]
-LISTS = ("library", "scripts", "methods")
+LISTS = ("library", "scripts", "methods", "blind")
 LIBRARIES = "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch transformers"
 SECONDS = 900  # of one run; a change that makes the tests hang is noticed
 
