@@ -28,6 +28,8 @@ first the methods remove different blocks: compare rows of the same `blocks`, wh
 whichever the sentences make the cheapest (45 → 51).
 """
 
+from collections.abc import Mapping
+
 from absl import flags
 
 from experiments import cli, common
@@ -36,10 +38,10 @@ from jmat.maps import Linear
 from jmat.prune.heal import LOSSES
 from jmat.prune.measure import whole_sentences
 from jmat.prune.merge import FEATURES
-from jmat.prune.plans import REFITS, How, block_scores, prune, teacher
+from jmat.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher
 from jmat.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
 from jmat.prune.scores import SCORES
-from jmat.prune.stand_ins import METHODS
+from jmat.prune.stand_ins import METHODS, Stretch
 from jmat.prune.surgery import map_name, save_pruned
 from jmat.results import format_table
 
@@ -85,17 +87,22 @@ def main(argv: list[str]) -> None:
     scores = block_scores(whole, hows[methods[0]])
     pruned, rows = {}, block_score_rows(scores)
     maps: dict[str, Linear] = {}
+    failures: list[str] = []
     for method, how in hows.items():
-        steps = list(prune(whole, how, _REMOVE.value, known=scores[how.score], log=cli.say))
+        steps, failure = prune_steps(whole, how, known=scores[how.score])
+        failures += [failure] if failure else []
         pruned[method] = [model for model, _ in steps]
         rows += score_rows(method, how.score, [scored for _, scored in steps])
-        maps |= {map_name(method, stretch): linear for stretch, linear in pruned[method][-1].maps.items()}
+        for model in pruned[method][-1:]:
+            maps |= {map_name(method, stretch): linear for stretch, linear in model.maps.items()}
+    if not any(pruned.values()):
+        raise ValueError(" ".join(failures))
     rows += pruned_rows(job.model, text, pruned, seed=job.config["seed"], progress="evaluate", **batch)
     wrote = []
     if maps:
         job.save_maps(maps)
         wrote += ["maps.safetensors", "maps.json"]
-    if _SAVE.value:
+    if _SAVE.value and not failures:
         last = pruned[methods[0]][-1]
         source = {"source": find(job.config["model"], revision=job.config["revision"]), "tokenizer": job.tokenizer}
         save_pruned(job.path("model"), job.model, methods[0], last.removed, last.maps, job.maps_info(), **source)
@@ -108,6 +115,26 @@ def main(argv: list[str]) -> None:
     print(format_table(rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False))
     cli.print_notes(rows)
     print(f"wrote {job.out}/{', '.join([f'results.json{figure}', *wrote])}")
+    if failures:
+        raise ValueError(f"{' '.join(failures)} All else is in {job.out}/results.json.")
+
+
+def prune_steps(
+    whole: Teacher, how: How, *, known: Mapping[Stretch, float]
+) -> tuple[list[tuple[Pruned, Scored]], str | None]:
+    """Returns what `jmat.prune.plans.prune` yields, and a sentence where it fails on the way.
+
+    A method that fails, such as a distillation that diverges, takes nothing from the other methods of the run.
+    """
+    steps = []
+    try:
+        for step in prune(whole, how, _REMOVE.value, known=known, log=cli.say):
+            steps.append(step)
+    except ValueError as error:
+        failure = f"{how.method} failed at {len(steps) + 1} of {_REMOVE.value} blocks: {error}"
+        cli.say(failure)
+        return steps, failure
+    return steps, None
 
 
 if __name__ == "__main__":

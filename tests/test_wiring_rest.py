@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -115,6 +117,16 @@ def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
         np.testing.assert_array_equal(value, whole[own])
     assert len(saved) < len(whole)
     assert {row.get("method") for row in outcome.find(removed=1)} == {"delete"}
+
+
+def test_a_method_of_prune_that_fails_leaves_the_rows_of_the_others():
+    flags = {"method": "delete,distil", "score": "angular", "learning_rate": 1e30, "distil_steps": 4, **FLAGS}
+    with pytest.raises(ValueError, match=r"distil failed at 1 of 1 blocks: distilling diverged: .*All else") as failed:
+        call("prune", corpus=text(), **flags)
+    out = re.search(r"All else is in (.*)/results.json", str(failed.value))[1]
+    rows = [row for row in json.loads(pathlib.Path(out, "results.json").read_text())["rows"] if "removed" in row]
+    assert {(row["method"], row["removed"]) for row in rows} == {("delete", 0), ("delete", 1), ("distil", 0)}
+    assert pathlib.Path(out, "prune.png").exists()
 
 
 def test_prune_by_default_removes_what_costs_least_and_lists_every_score(lab):
