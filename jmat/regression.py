@@ -228,7 +228,10 @@ def _checked(name: str, values: Any, dtype: Any) -> Array:
     values = jnp.asarray(values, jnp.float64 if dtype == jnp.float64 else jnp.float32)
     largest, limit = float(_largest(values)), float(jnp.finfo(values.dtype).max)
     if np.isfinite(largest) and largest > np.sqrt(limit / values.size):
-        raise ValueError(f"the values of {name} reach {largest:.0e}, where sums of squares overflow: scale them down.")
+        raise ValueError(
+            f"the values of {name} reach {largest:.0e}, where sums of squares overflow (X holds the inputs of the map, "
+            "Y its targets): scale them down. Activations of a model are so large where its weights are damaged."
+        )
     if not np.isfinite(largest):
         bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
         raise ValueError(
