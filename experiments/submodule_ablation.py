@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     if not hosts.is_first():
         return
     shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
-    jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept)
+    jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept, progress="fit")
     if "mat" in names:
         shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), held_out[streams[l]]) for l in layers}
     predictions = Predictions()
