@@ -853,8 +853,8 @@ CHANGES = [
     ),
     Change(
         "jmat/tasks.py",
-        "sizes = np.array([len(choice) for _, choice in pairs], np.float64)",
-        "sizes = np.array([len(choice.split()) for _, choice in pairs], np.float64)",
+        "sizes = np.array([len(choice.strip()) for q",
+        "sizes = np.array([len(choice.split()) for q",
         "accuracy_norm: per word",
         "test_tasks.py",
     ),
