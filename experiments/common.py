@@ -213,10 +213,7 @@ def start(
         needs_head: refuse a model without a head.
         many_hosts: the experiment can share its work with other processes.
     """
-    check_names()
-    check_positions()
-    if not own_flags().get("corpora"):
-        check_pieces(FLAGS.examples or FLAGS.corpus)
+    check_text_flags()
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
@@ -266,6 +263,14 @@ def output_folder(experiment: str) -> pathlib.Path:
     return output_path(f"runs/{experiment}-{model}" if FLAGS.out is None else FLAGS.out)
 
 
+def check_text_flags() -> None:
+    """Raises ValueError for flags of names, positions and pieces that do not go together."""
+    check_names()
+    check_positions()
+    if not own_flags().get("corpora"):
+        check_pieces(FLAGS.examples or FLAGS.corpus)
+
+
 def check_names() -> None:
     """Raises ValueError for flags that name nothing, or what both jmat and a file here are called."""
     for flag in ("model", "examples", "revision"):
@@ -278,7 +283,7 @@ def check_names() -> None:
 
 def check_pieces(source: str) -> None:
     """Raises ValueError where --piece_length is to cut what is no text file."""
-    if FLAGS.piece_length and (source == FLAGS.examples or source.endswith(".npz") or named_corpus(source)):
+    if FLAGS.piece_length and (is_prepared(source) or named_corpus(source)):
         raise ValueError(
             f"--piece_length={FLAGS.piece_length} cuts a text file, and {source} holds sentences: give a file with "
             "--corpus, or leave --piece_length out."
@@ -321,7 +326,7 @@ def check_same_kind(name: str, model: Any, other: Any) -> None:
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
     """The examples in `source`, an .npz file, or new ones from the corpus of that name."""
     check_pieces(source)
-    if source == FLAGS.examples or source.endswith(".npz"):
+    if is_prepared(source):
         examples = load_examples(source)
         for sentence in describe_kind(examples, tokenizer, masked=not model.config.causal) if tokenizer else ():
             say(f"{source}: {sentence}")
@@ -329,7 +334,6 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:
         say(f"reading corpus {source}")
-        count: dict[str, Any] = {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
         how: dict[str, Any] = {
             "protocol": FLAGS.protocol,
             "max_length": model.config.num_positions,
@@ -340,13 +344,29 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         }
         named = named_corpus(source)
         if named in hub_corpora.SOURCES:
-            examples = hub_corpora.hub_examples(named, tokenizer, **count, **how)
+            examples = hub_corpora.hub_examples(named, tokenizer, **draw_settings(), **how)
         else:
-            length = FLAGS.piece_length
-            fit, held_out = draw_pieces(source, length, **count) if length else fit_eval(source, **count)
+            fit, held_out = draw_sentences(source)
             examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)
     check_examples(examples, model.config)
     return examples
+
+
+def is_prepared(source: str) -> bool:
+    """Whether a text is a file of prepared examples, and not one of sentences."""
+    return source == FLAGS.examples or source.endswith(".npz")
+
+
+def draw_sentences(source: str) -> tuple[list[str], list[str]]:
+    """Draws sentences, or pieces of a text file, to fit on and others to evaluate on."""
+    if FLAGS.piece_length:
+        return draw_pieces(source, FLAGS.piece_length, **draw_settings())
+    return fit_eval(source, **draw_settings())
+
+
+def draw_settings() -> dict[str, Any]:
+    """How many sentences are drawn, and by which seed."""
+    return {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
 
 
 def capture_both(

@@ -128,13 +128,20 @@ def more_flags(flag: flags.FlagHolder[str], own: Collection[str]) -> list[str]:
 
 
 def check_flags(experiment: str, given: list[str]) -> None:
-    """Raises ValueError where an experiment does not take these flags, before any model is trained."""
+    """Raises ValueError where an experiment does not take these flags, or cannot use the text that they name.
+
+    The check runs in a process of its own, before any model is trained.
+    """
     if not given:
         return
-    command = [sys.executable, "-m", f"experiments.{experiment}", *given]
-    found = subprocess.run([*command, "--only_check_args"], check=False, capture_output=True, text=True)
-    if found.returncode:
-        raise ValueError(f"{experiment} does not take {shlex.join(given)}: {found.stderr.strip().splitlines()[0]}")
+    check = [f"experiments.{experiment}", "--only_check_args"]
+    if experiment in MEASURES:
+        check = ["experiments.check_text", experiment]
+    checked = subprocess.run([sys.executable, "-m", *check, *given], check=False, capture_output=True, text=True)
+    if checked.returncode:
+        said = checked.stderr.strip().splitlines() or [f"exit code {checked.returncode}"]
+        reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[0])
+        raise ValueError(f"{experiment} does not take {shlex.join(given)}: {reason}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def step(
         earlier = json.loads(done.read_text("utf-8"))
     except FileNotFoundError:
         earlier = None
-    except ValueError:  # damaged
+    except (ValueError, RecursionError):  # damaged
         earlier = []
     if earlier == given:
         return read_results(out)

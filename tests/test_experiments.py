@@ -234,6 +234,11 @@ OWN = {
         *((f"--measure=--seed=1 {own}", f"--measure has {own}, which the study sets itself") for own in OWN["measure"]),
         ("--pretrain=--flagfile=nowhere", "--pretrain=--flagfile=nowhere does not read as flags: "),
         ("--pretrain=--layer=3", "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line"),
+        pytest.param(
+            "--measure=--corpus=tests/data/docstrings.txt --num_fit=999999",
+            "linearity does not take --corpus=tests/data/docstrings.txt --num_fit=999999: corpus ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_study_checks_weights_and_flags_before_it_trains(tmp_path, flag, says):

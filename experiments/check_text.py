@@ -1,0 +1,34 @@
+"""Can an experiment use the text that its flags name?
+
+    python -m experiments.check_text layer_jump --corpus=mails.txt --num_fit=2000
+
+Reads the text and draws the sentences, which takes a second, and ends with exit code 1 and a sentence where there are
+too few, or where the experiment does not take these flags. No model is needed: `experiments.regularizer_study` calls
+this before it trains one. A data set of the hub is not downloaded.
+"""
+
+import importlib
+import sys
+
+from experiments import cli, common
+from jmat.data import hub_corpora
+from jmat.data.corpus import named_corpus
+from jmat.data.examples import load_examples
+
+FLAGS = common.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Checks the text."""
+    del argv
+    common.check_text_flags()
+    source = FLAGS.examples or FLAGS.corpus
+    if common.is_prepared(source):
+        load_examples(source)
+    elif named_corpus(source) not in hub_corpora.SOURCES:
+        common.draw_sentences(source)
+
+
+if __name__ == "__main__":
+    importlib.import_module(f"experiments.{sys.argv.pop(1)}")  # defines the flags of the experiment
+    cli.run(main)
