@@ -1,4 +1,4 @@
-"""Scripts that a script starts: they end when it ends, however that happens."""
+"""Starts scripts that end when the script that started them ends, however that happens."""
 
 import os
 import signal

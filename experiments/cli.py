@@ -59,7 +59,7 @@ def release_folders() -> None:
 
 
 def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints every note of the rows once: what has no value, and figures that mean less than they seem to."""
+    """Prints every note of the rows once: which figures have no value, or mean less than they seem to."""
     for line in format_notes(rows):
         print(line)
 
@@ -82,7 +82,7 @@ class _Formatter(logging.Formatter):
 
 
 class PrintableStream:
-    """A text stream on which control characters are written out."""
+    """Writes text to a stream with its control characters written out."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -97,7 +97,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Lets nothing through to standard output that a terminal would obey: tables hold names and tokens out of files."""
+    """Writes out control characters on standard output, since tables hold names and tokens out of files."""
     stream = sys.stdout
     with contextlib.redirect_stdout(PrintableStream(stream)):  # type: ignore[type-var]
         yield

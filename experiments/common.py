@@ -38,7 +38,9 @@ flags.DEFINE_string(
     "Hub id (gpt2), local Hugging Face folder, or a bundled name (jmat:NAME where a folder has it, too).",
 )
 flags.DEFINE_string("revision", None, "Branch, tag or commit of a hub id.")
-flags.DEFINE_enum("dtype", "float32", DTYPES, "Of parameters and activations; regression is float32 or better always.")
+flags.DEFINE_enum(
+    "dtype", "float32", DTYPES, "dtype of parameters and activations; regression always runs in float32 or better."
+)
 flags.DEFINE_multi_string("ignore_config", [], "config.json fields to ignore because they do not change the numbers.")
 flags.DEFINE_string(
     "corpus",
@@ -56,7 +58,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
 flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
 flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of sentences, positions and bootstrap samples.", 0, cli.LARGEST_SEED)
+flags.DEFINE_integer("seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, cli.LARGEST_SEED)
 flags.DEFINE_enum(
     "protocol",
     "din2023",
@@ -114,14 +116,14 @@ class Job:
         return self.out / name if self.claim is None else self.claim.path(name)
 
     def save_maps(self, maps: Mapping[str, Linear], n: int | None = None) -> None:
-        """Writes maps, fitted on n tokens, by default the fit examples, among others."""
+        """Writes maps that were fitted on `n` tokens; default: as many as there are fit examples."""
         for name in MAPS_FILES:
             self.path(name)
         save_maps(self.out, maps, self.maps_info(n))
 
     @functools.cached_property
     def examples(self) -> Examples:
-        """What maps are fitted to and evaluated on; read or made when first asked for."""
+        """The examples that maps are fitted to and evaluated on; read or made at the first use."""
         examples = prepare_examples(self.model, self.tokenizer, self.source)
         hosts.check_same({f"the text of {self.source}": fingerprint(examples)})
         say(f"{examples.fit.num_examples} examples to fit on, {examples.eval.num_examples} to evaluate on")
@@ -258,7 +260,7 @@ def claim(
 
 
 def output_folder(experiment: str) -> pathlib.Path:
-    """The output folder of a run: by the flag, or by the names of the experiment and the model."""
+    """Returns the output folder of a run: --out, or a name made of the experiment's and the model's."""
     model = pathlib.Path(FLAGS.model.removeprefix(PREFIX)).name
     return output_path(f"runs/{experiment}-{model}" if FLAGS.out is None else FLAGS.out)
 
@@ -272,7 +274,7 @@ def check_text_flags() -> None:
 
 
 def check_names() -> None:
-    """Raises ValueError for flags that name nothing, or what both jmat and a file here are called."""
+    """Raises ValueError for names that are empty, or that both jmat and a file or folder here have."""
     for flag in ("model", "examples", "revision"):
         name: str | None = FLAGS[flag].value
         if name is not None and not name.strip():
@@ -282,7 +284,7 @@ def check_names() -> None:
 
 
 def check_pieces(source: str) -> None:
-    """Raises ValueError where --piece_length is to cut what is no text file."""
+    """Raises ValueError for --piece_length with a text that is not a text file."""
     if FLAGS.piece_length and (is_prepared(source) or named_corpus(source)):
         raise ValueError(
             f"--piece_length={FLAGS.piece_length} cuts a text file, and {source} holds sentences: give a file with "
@@ -353,7 +355,7 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
 
 
 def is_prepared(source: str) -> bool:
-    """Whether a text is a file of prepared examples, and not one of sentences."""
+    """Returns whether a source is a file of prepared examples, and not one of sentences."""
     return source == FLAGS.examples or source.endswith(".npz")
 
 
@@ -365,7 +367,7 @@ def draw_sentences(source: str) -> tuple[list[str], list[str]]:
 
 
 def draw_settings() -> dict[str, Any]:
-    """How many sentences are drawn, and by which seed."""
+    """Returns the numbers of sentences to draw, and the seed of the draw."""
     return {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
 
 
@@ -392,7 +394,7 @@ def tokens_per_batch() -> int:
 
 
 def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
-    """What a list flag names, each of it valid, and once where it is named twice."""
+    """Returns the names in a list flag, each once. Raises ValueError for a name that is not valid."""
     wrong = [name for name in given if name not in valid]
     if wrong or not given:
         raise ValueError(f"--{flag} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")

@@ -1,4 +1,4 @@
-"""Flags that name several files, in whose names commas may stand."""
+"""Defines flags for several files, whose names may hold commas."""
 
 import pathlib
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ flags.disclaim_key_flags()  # they belong to the script that defines them
 
 
 class _FileNames(flags.ListParser):
-    """Names with commas between them; an argument that is the name of a file is that one, commas and all."""
+    """Parses names with commas between them; an argument that is the name of a file is one name, commas and all."""
 
     def parse(self, argument: str | list[str]) -> list[str]:
         """Returns the names."""
@@ -19,7 +19,7 @@ class _FileNames(flags.ListParser):
 
 
 class _FilesFlag(flags.MultiFlag):
-    """One list of all that the flag names, however often it is given."""
+    """Joins the names of all occurrences of a flag in one list."""
 
     def _parse(self, arguments: str | Iterable[str]) -> list[str]:
         given = [arguments] if isinstance(arguments, str) else [list(arguments)]

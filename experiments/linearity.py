@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
 
 
 def writes() -> list[str]:
-    """Names of the files and folders that the run writes, by its flags."""
+    """Returns the names of the files and folders that the run writes, by its flags."""
     asked = {"checkpoints.png": FLAGS.revisions, "difference.png": FLAGS.against, "pairs.png": FLAGS.all_pairs}
     return ["linearity.png", "geometry.png", "errors.png", *(name for name in asked if asked[name]), passes.SNAPSHOTS]
 

@@ -110,7 +110,7 @@ def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, l
 def prepare_tokenizer(
     arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path
 ) -> tuple[Any, dict[str, bytes]]:
-    """Returns the tokenizer in `folder`, or a new one where it is not there, or not whole; and a new one's files."""
+    """Returns the tokenizer in `folder`, and no files; where there is no whole one, a new one and its files."""
     files = [folder / name for name in _TOKENIZER]
     if all(file.is_file() for file in files):
         try:
@@ -127,7 +127,7 @@ def prepare_tokenizer(
 
 
 def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Writes the files of a new tokenizer, the one that says that it is whole last, unless that has been done."""
+    """Writes the files of a new tokenizer, tokenizer_config.json last, and empties `files`: it is written once."""
     folder.mkdir(exist_ok=True)
     if files:
         save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
@@ -281,7 +281,7 @@ def main(argv: list[str]) -> None:
 
 
 def measured(value: float) -> dict[str, Any]:
-    """The fields of a row; of little text, no token may be masked, and then there is no mean."""
+    """Returns the fields of a row; a mean of no tokens, none of which was masked in a small text, has no value."""
     return {"value": value} if np.isfinite(value) else {"value": None, "note": "no token of the text was masked"}
 
 

@@ -108,7 +108,7 @@ def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]
 
 
 def label(kind: str, weight: float) -> str:
-    """The name of a model in the study's rows."""
+    """Returns the name of a model in the study's rows, such as `cosine 0.5`."""
     short = f"{weight:g}"
     return f"{kind} {short if float(short) == weight else repr(weight)}" if weight else kind
 

@@ -1,4 +1,4 @@
-"""The steps of a study: experiments that run one after another, each once."""
+"""Runs the steps of a study: experiments, one after another, each once."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def step(
     trained: Sequence[str] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Runs one experiment in a process of its own, unless it has run to its end with these flags; its results.
+    """Runs one experiment in a process of its own, unless it has run to its end with these flags. Returns its results.
 
     Args:
         experiment: its name.
@@ -31,7 +31,7 @@ def step(
         own: flags that the study sets.
         more: other flags.
         trained: further flags with which the model was trained that the experiment measures.
-        overwrite: take its folder from a run with other flags.
+        overwrite: replace the files of a run with other flags in its folder.
 
     Raises:
         ValueError: it failed.

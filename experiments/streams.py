@@ -1,4 +1,4 @@
-"""Standard output and standard error that do not end a run: nobody reads them any more, or not all characters fit."""
+"""Keeps a run going where standard output or standard error is closed, full, or lacks characters."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ CLOSED = 141  # exit code where a reader has gone, as of a program that SIGPIPE 
 
 
 class LastingStream:
-    """A text stream that drops what it cannot write, and remembers why.
+    """Writes text to a stream, and drops what cannot be written.
 
     Characters that its encoding lacks become question marks.
 

@@ -1,4 +1,4 @@
-"""Where jmat keeps what it would otherwise have to make again; what was damaged there is noticed."""
+"""Keeps content that is slow to make in files, and notices where these were damaged."""
 
 import contextlib
 import logging

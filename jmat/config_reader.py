@@ -212,7 +212,7 @@ class ConfigReader:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a number, not a boolean, that is finite in float32."""
+    """Returns whether a value is a number, not a boolean, that is finite in float32."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)

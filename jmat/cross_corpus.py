@@ -117,16 +117,16 @@ def cross_rows(
 
 
 def _r2(target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"]) -> dict[str, Any]:
-    """The fields of a row: a map that overflows has no r2."""
+    """Returns the fields of a row; a map that overflows has no r2."""
     if not np.isfinite(predicted).all():
         return {"value": None, "note": OVERFLOWS}
     return {"value": r2_score(target, predicted)}
 
 
 def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The mean of every metric over the source layers: one row for each fit, evaluation corpus and metric.
+    """Returns the mean of every metric over the source layers, by fit and evaluation corpus.
 
-    It has no value where one of the layers has none.
+    A mean has no value where one of the layers has none.
     """
     values: dict[tuple[Any, ...], list[float | None]] = {}
     keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")

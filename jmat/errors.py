@@ -1,4 +1,4 @@
-"""What errors say: other libraries' in one line of ours, and no character of a file that a terminal would obey."""
+"""Makes messages of errors readable: in one line, not too long, without control characters."""
 
 import contextlib
 import re
@@ -10,18 +10,18 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the message, or the kind of error where there is none."""
+    """Returns the first line of the message, or the kind of error where there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def in_one_line(error: BaseException) -> str:
-    """All of the message, at most 300 characters, or the kind of error where there is none."""
+    """Returns the message in one line of at most 300 characters, or the kind of error where there is none."""
     missing = " is missing" if isinstance(error, KeyError) else ""
     return " ".join(str(error).split())[:300] + missing or type(error).__name__
 
 
 def shortened(value: object, most: int = 120) -> str:
-    """What `repr` gives, cut after `most` characters: a value of a file may be of any length."""
+    """Returns `repr(value)`, cut after `most` characters, since a value of a file may be of any length."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -44,7 +44,7 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """Writes out control characters in messages of ValueError and OSError, and cuts long ones; for what reads files."""
+    """Writes out control characters in messages of ValueError and OSError, and cuts long messages."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -53,6 +53,6 @@ def readable_errors() -> Iterator[None]:
 
 
 def _cut(message: str) -> str:
-    """The beginning and the end of a message of more than 3,000 characters: a name in a file may be of any length."""
+    """Returns the beginning and the end of a message of more than 3,000 characters; else all of it."""
     most = 3000
     return message if len(message) <= most else f"{message[: most - 200]} … {message[-190:]}"

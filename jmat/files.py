@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and such as belong together never come from two times."""
+"""Writes files whole or not at all, and several that belong together as a group."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def save_atomically(path: str | os.PathLike[str], write: Write) -> None:
 
 
 def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
-    """Writes several files that belong together, the one without which the others are not read last.
+    """Writes several files that belong together; the last is the one without which nobody reads the others.
 
     All are written to temporary files first. Then an old one of that last name is deleted, and the files move to their
     places in order: a process that is killed on the way leaves no mixture of old and new ones that could be read.
@@ -73,7 +73,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
 
 
 def is_temporary(name: str) -> str | None:
-    """Returns the name of the file that a temporary file was to become; None where `name` is that of another file."""
+    """Returns which file a temporary file was meant for; None where `name` is not that of a temporary file."""
     match = _TEMPORARY.fullmatch(name)
     if match is None or pathlib.PurePath(match["name"]).suffix != (match["suffix"] or ""):
         return None

@@ -1,4 +1,4 @@
-"""An experiment's output folder: whose it is (`run.json`), who works in it (a lock), and which files are a run's own.
+"""Claims output folders: `run.json` says which run a folder belongs to, a lock that it is in use.
 
 run.json says which run a folder belongs to, and what that run has written there:
 
@@ -49,7 +49,7 @@ _WRITTEN_BY_0_1: dict[str, tuple[str, ...]] = {
 
 
 class _Owner(NamedTuple):
-    """What run.json says."""
+    """The content of run.json."""
 
     experiment: str
     config: dict[str, Any]
@@ -57,7 +57,7 @@ class _Owner(NamedTuple):
 
 
 class OutputFolder:
-    """A run's hold on its output folder, from before its first file until `release`. Also a context manager.
+    """The claim of a run on its output folder, from before its first file until `release`; a context manager.
 
     Attributes:
       folder: its path.
@@ -73,7 +73,7 @@ class OutputFolder:
         lock: FolderLock,
         made: Collection[pathlib.Path],
     ) -> None:
-        """Takes what `claim_output_folder` has found; call that."""
+        """Is called by `claim_output_folder` alone."""
         self.folder, self.locked = folder, lock.works
         self.moved: pathlib.Path | None = None
         self._owner, self._writes, self._lock, self._made = owner, {RESULTS, *writes}, lock, made
@@ -124,7 +124,7 @@ def claim_output_folder(
     reads: Collection[str] = (),
     overwrite: bool = False,
 ) -> OutputFolder:
-    """Makes `out` the home of this run before any long work starts, and returns its hold on it.
+    """Claims the folder `out` for this run before any long work starts, and returns the claim.
 
     A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed. Temporary
     files that killed runs left are deleted.

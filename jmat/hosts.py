@@ -48,7 +48,7 @@ class OtherProcessError(ValueError):
 
 
 class LostProcessError(ValueError):
-    """Another process has died or cannot be reached: there is no meeting any more, and nothing to wait for."""
+    """Raised where another process has died or cannot be reached, so that no exchange is possible any more."""
 
 
 class UnequalHostsError(ValueError):
@@ -94,7 +94,7 @@ _LOST = (
 
 @contextlib.contextmanager
 def _a_sentence_where_xla_aborts() -> Iterator[None]:
-    """Has a process that joins others inside end with a sentence and exit code 1 where XLA would abort it.
+    """Ends a process that joins others inside with a sentence and exit code 1, where XLA would abort it.
 
     XLA does that, in a thread of its own, where process 0 or a heartbeat is missing. It calls a function instead where
     it is given one, for which `jax.distributed` has no argument. Some versions fail to call a function of Python's, and
@@ -277,7 +277,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _exchange(values: Shaped[ndarray, "*shape"]) -> Shaped[ndarray, "P *shape"]:
-    """The values of all processes, of one shape. Raises LostProcessError where they do not all answer."""
+    """Returns the values of all processes, of one shape. Raises LostProcessError where they do not all answer."""
     try:
         return multihost_utils.process_allgather(values)
     except Exception as error:  # ValueError or JaxRuntimeError, by the version and the network

@@ -1,4 +1,4 @@
-"""JSON files that other people wrote: read whole, or refused in one sentence."""
+"""Reads JSON files that other people wrote, or refuses them in one sentence."""
 
 import json
 import pathlib

@@ -150,7 +150,7 @@ def metric_rows(
 
 
 def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
-    """How many of a shortcut's predictions are one of several that are equally likely."""
+    """Returns a note on predictions whose two most likely tokens are equally likely, if there are any."""
     tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0
     if not tied:
         return None
@@ -158,7 +158,7 @@ def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
 
 
 def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> dict[str, Any]:
-    """The fields of a row of the perplexity of the text's own tokens."""
+    """Returns the fields of a row for the perplexity of the text's own tokens."""
     if len(nats) == 0:
         return {
             "metric": "perplexity",

@@ -1,4 +1,4 @@
-"""A lock on a folder, which ends with the process that holds it, however that ends."""
+"""Locks a folder until the process that holds the lock ends, however that happens."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ class FolderLock:
 
         Args:
           folder: must exist.
-          holder: what others are told who has it, such as the name of an experiment.
+          holder: who has it, for the errors of others, such as the name of an experiment.
 
         Raises:
           BlockingIOError: another process has it; the message says which.

@@ -120,7 +120,7 @@ def r2_score(
 
 
 def varying(values: Float[Array | np.ndarray, "N D"]) -> Bool[np.ndarray, " D"]:
-    """Which coordinates differ between examples, by any amount: the others have no R²."""
+    """Returns which coordinates differ between examples, by any amount; the others have no R²."""
     if len(values) == 0:
         return np.zeros(values.shape[1], bool)
     return np.asarray(values.max(axis=0) != values.min(axis=0))
@@ -177,7 +177,7 @@ def bootstrap_ratio(
 
 
 def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]) -> tuple[float, float]:
-    """The ends of the 95 % interval of a figure under bootstrap resamples.
+    """Returns the ends of the 95 % interval of a figure under bootstrap resamples.
 
     NaN where there is nothing to resample, all draws being of one sentence, and where the figure is not finite under
     some resample.

@@ -1,4 +1,4 @@
-"""Notes: sentences in rows of results.json on figures that are missing, or that mean less than they seem to.
+"""Adds notes to rows of results.json: sentences on figures that are missing, or mean less than they seem to.
 
 A row without a value says why; a row with a value says what it does not show, such as an agreement with a model that
 predicts the same whatever it reads.
@@ -62,7 +62,7 @@ def noted(rows: Iterable[Mapping[str, Any]], note: str | None) -> list[dict[str,
 
 
 def format_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns every note of the rows once, in their order; with the rows that have no value, if any."""
+    """Returns every note of the rows once, in their order, with the number of rows that have no value for it."""
     rows = list(rows)
     noted_rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -76,7 +76,7 @@ def format_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _which(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Names the first maps and layers of some rows, in brackets."""
+    """Returns the first maps and layers of some rows, in brackets."""
     names = [f"{row['map']} from layer {row['layer']}" for row in rows if "map" in row and "layer" in row]
     distinct = list(dict.fromkeys(names))
     shown = ", ".join(distinct[:3]) + (", …" if len(distinct) > 3 else "")
@@ -88,7 +88,7 @@ def _which(rows: Iterable[Mapping[str, Any]]) -> str:
 
 @jax.jit
 def _likeness(logits: Float[Array, "N V"], first: Float[Array, " V"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    """The most likely token of each example, and how far its log-probabilities are from those of `first`, in nats."""
+    """Returns each example's most likely token, and how far its log-probabilities are from those of `first` (nats)."""
     p, other = (jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1) for scores in (logits, first))
     # A token that both exclude has a logarithm of minus infinity in both.
     apart = jnp.where(p == other, 0, jnp.abs(p - other))
@@ -107,7 +107,7 @@ class Predictions:
         self._count, self._apart = 0, 0.0
 
     def add(self, logits: Float[Array | ndarray, "*N V"], real: Any = None) -> None:
-        """Adds examples' logits; of those where `real` is false nothing is read. Costs nothing once two have differed.
+        """Adds examples' logits; those where `real` is false are not read. Costs nothing once two have differed.
 
         Args:
             logits: of the whole model.

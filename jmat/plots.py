@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 class NothingToDrawError(ValueError):
-    """The results hold no value that a figure shows."""
+    """Raised where the results hold no value that a figure shows."""
 
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the

@@ -1,4 +1,4 @@
-"""What `experiments.pretrain` refuses before it trains, and when it stops: nothing is computed in vain."""
+"""Checks the settings of `experiments.pretrain` before it trains, and its losses and weights meanwhile."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def check_sizes(settings: Mapping[str, Any]) -> None:
 
 
 def step_count(settings: Mapping[str, Any], rows: int) -> int:
-    """The number of steps. Raises ValueError where the text is too small for one, or for the steps of warm-up."""
+    """Returns the number of steps. Raises ValueError for a text too small for one step, or for the warm-up."""
     batch, warmup = settings["batch_size"], settings["warmup_steps"]
     if rows < batch:
         raise ValueError(
@@ -51,7 +51,7 @@ def step_count(settings: Mapping[str, Any], rows: int) -> int:
 
 
 def check_loss(step: int, loss: float | jax.Array) -> None:
-    """Raises ValueError for a loss that is not finite: whatever follows would not be, either."""
+    """Raises ValueError for a loss that is not finite, since no later one would be."""
     if not np.isfinite(float(loss)):
         raise ValueError(
             f"the loss of step {step} is {float(loss)}: training has diverged. Start anew with a lower "
@@ -60,7 +60,7 @@ def check_loss(step: int, loss: float | jax.Array) -> None:
 
 
 def check_weights(state: TrainState) -> None:
-    """Raises ValueError where a step has left weights that are not finite: no checkpoint is to hold them."""
+    """Raises ValueError for weights that are not finite, before they are saved as a checkpoint."""
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.model)):
         raise ValueError(
             f"step {int(state.step)} has left weights that are not finite: training has diverged. Start anew with a "

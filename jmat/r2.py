@@ -77,7 +77,7 @@ def pair_rows(
 
 
 def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
-    """What a uniform mean counts where some coordinates of the target do not vary."""
+    """Returns a note on what a uniform mean counts where some coordinates of the target do not vary."""
     constant = int((~varies).sum())
     if constant == 0:
         return None
@@ -107,7 +107,7 @@ def _scores(
     predicted: Float[ndarray, "N D"],
     counts: Float[ndarray, "S N"],
 ) -> dict[str, Float[ndarray, " S"]]:
-    """r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no coordinate varies."""
+    """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no coordinate varies."""
     centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
     squares = counts @ np.square(centred)
     total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What an experiment has found (`results.json`), and tables of it.
+"""Writes and reads the figures of an experiment (`results.json`), and prints tables of them.
 
 A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12, "metric": "precision@1",
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
@@ -92,7 +92,7 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _digest(rows: Sequence[Row]) -> str:
-    """SHA-256 of rows, whatever the layout of the file."""
+    """Returns SHA-256 of rows, whatever the layout of the file."""
     return hashlib.sha256(json.dumps(list(rows), default=str).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a study of several variants of one model reports of each: some rows of the experiments that measured it."""
+"""Selects the rows of each measuring experiment that `regularizer_study` copies into its own results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1"
 
 
 def reported(name: str, results: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """The rows to report, under the variant's name; where several maps are wanted, with the map's too."""
+    """Returns the rows to report, under the variant's name; where several maps are wanted, with the map's too."""
     rows = []
     for row in results["rows"]:
         maps = wanted.get(row["metric"], ())

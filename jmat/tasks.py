@@ -75,7 +75,7 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
 
 
 def _own_question(fields: Mapping[str, Any]) -> Question:
-    """A question of a user's file, whose choices differ: two equal ones cannot be told apart by their likelihoods."""
+    """Returns a question of a user's file. Raises ValueError for two equal choices, which are equally likely."""
     question = _question(fields)
     choices = [choice.strip() for choice in question.choices]
     if twice := [choice for choice in choices if choices.count(choice) > 1]:
@@ -198,7 +198,7 @@ def text_rows(
 def task_rows(
     model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
 ) -> list[dict[str, Any]]:
-    """`accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
+    """Returns `accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
 
     Where k choices have the highest likelihood, each counts as 1/k of an answer.
     """
@@ -232,7 +232,7 @@ def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Quest
 def choice_scores(
     model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
 ) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
-    """The log-likelihoods of every question's choices, in nats, and the same per character of the choice."""
+    """Returns the log-likelihoods of every question's choices, in nats, and these per character of the choice."""
     limit = model.config.num_positions
     passages = _choice_passages(model, tokenizer, questions)
     if cut := sum(passage.is_cut for passage in passages):
@@ -245,16 +245,16 @@ def choice_scores(
 
 
 def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
-    """The choices of highest score, several where they are equal up to the rounding of float32."""
+    """Returns the choices of highest score, several where they are equal up to the rounding of float32."""
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
 def _encode(
     tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens | None = None
 ) -> Passage:
-    """The prompt and a choice, of which the choice is scored; a prompt that is too long loses its beginning.
+    """Returns a prompt and a choice, of which the choice is scored; too long a prompt loses its beginning.
 
-    What is scored begins where the tokens part from those of the prompt alone: a tokenizer may join the two. BOS, where
+    The scored tokens begin where they part from those of the prompt alone: a tokenizer may join the two. BOS, where
     the tokenizer puts one in front of a text, stays there; nothing is appended. `special`: what stands in front, if it
     is known.
     """

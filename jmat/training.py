@@ -175,7 +175,7 @@ def make_evaluate(
 
 
 def predictions(model: Any, batch: Batch) -> Predictions:
-    """What a model predicts at the batch's targets, to tell whether that depends on the text."""
+    """Collects what a model predicts at the batch's targets, to tell whether that depends on the text."""
     x, _ = run(model, batch.inputs, segments=batch.segments, positions=batch.positions)
     found = Predictions()
     found.add(logits(model, x), np.asarray(batch.targets) >= 0)

@@ -1,4 +1,4 @@
-"""Which fields of a config.json transformers knows: those alone can change what it computes."""
+"""Lists the fields of a config.json that transformers knows: only these can change what it computes."""
 
 import functools
 

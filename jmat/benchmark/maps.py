@@ -115,7 +115,7 @@ def _sample(bench: Bench) -> list[tuple[int, int]]:
 
 
 def condition_rows(bench: Bench) -> list[Row]:
-    """Relative errors in predictions against float64 least squares, by method and noise.
+    """Returns relative errors in predictions against float64 least squares, by method and noise.
 
     The problems: X of rising condition number (`condition` in a row), all directions mattering
     alike; and X with a few coordinates that are thousands of times larger than the rest
@@ -155,8 +155,8 @@ def hard_problem(N: int, D: int, condition: float, noise: float, seed: int = 0) 
 
 
 def outlier_problem(N: int, D: int, noise: float, seed: int = 0) -> Problem:
-    """Normal X with its first `OUTLIERS` coordinates `TIMES` as large, and targets to which all
-    coordinates matter alike; float32.
+    """Returns normal X with its first `OUTLIERS` coordinates `TIMES` as large, and targets to which
+    all coordinates matter alike; float32.
     """
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((N, D))
@@ -192,8 +192,8 @@ def relative(value: ndarray, exact: ndarray) -> float:
 
 
 def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
-    """The streaming solution at the hardest condition number against its bar; its float32 map there,
-    and QR with outliers, have no bar.
+    """Returns rows of the largest errors: of the streaming solution at the hardest condition number,
+    with its goal, and without one of its float32 map there and of QR with outliers.
     """
     hardest = _worst_errors(row for row in rows if row.get("condition") == CONDITIONS[-1])
     outliers = _worst_errors(row for row in rows if "outliers" in row)
@@ -214,7 +214,7 @@ def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
 
 
 def _worst_errors(rows: Iterable[Row]) -> dict[str, float]:
-    """The largest error of each method; infinity where its solution is not finite."""
+    """Returns the largest error of each method; infinity where its solution is not finite."""
     worst: dict[str, float] = {}
     for row in rows:
         error = np.inf if row["value"] is None else row["value"]

@@ -93,8 +93,8 @@ def format_ratios(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Relative errors in predictions: a line a method, a column a problem (a condition number, or
-    how many outlier coordinates of which size), one table for each noise.
+    """Returns tables of relative errors in predictions, one for each noise: a line a method, a column
+    a problem (a condition number, or the number and size of outlier coordinates).
     """
     problem = {id(row): _problem(row) for row in rows}
     problems = list(dict.fromkeys(problem.values()))

@@ -167,7 +167,7 @@ def _config(path: pathlib.Path, metadata: dict[str, Any], shapes: dict[str, tupl
 
 
 def _as_stored(value: float) -> float:
-    """The shortest number that float32 stores so; one that float32 cannot hold stays."""
+    """Returns the shortest number that float32 stores like this one; one that float32 cannot hold stays."""
     return float(str(np.float32(value))) if is_number(value) else value
 
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF file (llama.cpp): metadata, and where each tensor lies.
+"""Reads the header of a GGUF file (llama.cpp): its metadata, and the place of each tensor.
 
 Every length that the file announces is held against the bytes that are there before anything is read or counted.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -21,7 +21,7 @@ _KEPT_VALUES = 1024  # of an array; longer ones belong to the tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies.
+    """The place of one tensor in a GGUF file.
 
     Attributes:
       shape: in numpy's order, the fastest axis last.
@@ -38,7 +38,7 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True)
 class GgufHeader:
-    """Metadata and tensors by name.
+    """The metadata of a GGUF file and its tensors, by name.
 
     An array of text, or of more than 1,024 numbers, is only described in words.
     """
@@ -65,7 +65,7 @@ def read_header(path: pathlib.Path, block_sizes: Mapping[int, tuple[int, int]]) 
 
 
 class _Cursor:
-    """A place in the file, which moves on with each value that is read."""
+    """Reads values one after another, and keeps the place of the next one."""
 
     def __init__(self, content: mmap.mmap):
         self.content, self.place = content, len(_MAGIC)

@@ -161,7 +161,7 @@ def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], 
 
 
 def _with_tied_table(config: ModelConfig, family: Family, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Lets the head's tensor stand for the embedding where they are tied and only the head's is stored."""
+    """Returns the names with the head's tensor as embedding, where they are tied and only the head's is stored."""
     head, table = family.tied
     return {**names, table: names[head]} if config.tied_head and head in names and table not in names else names
 
@@ -208,7 +208,7 @@ def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files:
 
 
 def _parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the parameters of the model with its first block only, by dotted path."""
+    """Returns the shapes of the parameters of the model with its first block only, by dotted path."""
     first = dataclasses.replace(config, layers=1, windows=config.windows[:1])
     model = jax.eval_shape(lambda: build(first, nnx.Rngs(0)))
     return {path: value.shape for path, value in parameters(model).items()}

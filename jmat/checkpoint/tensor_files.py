@@ -42,7 +42,7 @@ class TensorFiles:
     read: Callable[..., np.ndarray]
 
     def equal(self, a: str, b: str, *, rows: int = 4096) -> bool:
-        """Whether two tensors of at least one axis hold the same weights, without reading either of them whole."""
+        """Returns whether two tensors of at least one axis hold the same weights, without reading either whole."""
         if (
             not self.shapes[a]
             or self.shapes[a] != self.shapes[b]

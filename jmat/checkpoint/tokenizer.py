@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint, as the checkpoint's own files describe it.
+"""Reads the tokenizer of a checkpoint as the checkpoint's own files describe it.
 
 Where there is a tokenizer.json, it alone decides how text becomes tokens: normaliser,
 pre-tokenizer, model, added and special tokens, decoder. Classes of transformers that
@@ -112,7 +112,7 @@ def _from_tokenizer_json(folder: pathlib.Path) -> Any:
 
 
 def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
-    """Special tokens that the family's class has by default, where no file says any and the vocabulary has them."""
+    """Returns default special tokens of the family's class that no file names and that the vocabulary holds."""
     from transformers.models.auto import tokenization_auto
 
     given, config = _config(folder / "tokenizer_config.json"), _config(folder / "config.json")
@@ -189,7 +189,7 @@ def _model_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 @contextlib.contextmanager
 def _named_model(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file under a name that ends with .model, by which transformers knows what it is."""
+    """Yields a path to the file that ends with .model, by which transformers recognises it."""
     if file.suffix == ".model":
         yield file
         return
@@ -204,7 +204,7 @@ def _by_class(folder: pathlib.Path, **options: Any) -> Any:
 
 
 def _config(path: pathlib.Path) -> dict[str, Any]:
-    """The object that a small JSON file holds; empty if there is no such file."""
+    """Returns the object that a small JSON file holds; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -1,5 +1,4 @@
-"""Text → the tokens that a model reads: the one place that decides it, for examples,
-tasks, probes and all else.
+"""Turns text into the tokens that a model reads, for examples, tasks, probes and all else.
 
 Special tokens stand where the checkpoint's own tokenizer puts them. A masked model gets
 all of them, [CLS] and [SEP]. A causal model gets those in front of a text, which is BOS
@@ -49,11 +48,11 @@ class Tokenizer(Protocol):
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that no text can be read with: its code gives up, or takes exponential time."""
+    """Raised for a tokenizer that can read no text: its code gives up, or takes exponential time."""
 
 
 class SpecialTokens(NamedTuple):
-    """Ids that a tokenizer puts around every text."""
+    """The ids that a tokenizer puts before and after every text."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -167,7 +166,7 @@ def _room(max_length: int, special: SpecialTokens) -> int:
 
 
 def _own(special: SpecialTokens, ids: list[int]) -> list[int]:
-    """The ids of a causal model's text without the special tokens that it spells out at its beginning."""
+    """Returns the ids of a causal model's text without special tokens that the text spells out at its beginning."""
     before = special.before
     return ids[len(before) :] if not special.after and tuple(ids[: len(before)]) == before else ids
 
@@ -177,7 +176,7 @@ def _joined(special: SpecialTokens, own: list[int]) -> Int32[ndarray, " _"]:
 
 
 def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool) -> Iterator[list[int]]:
-    """Ids of each text: all, or at least so many of those at the side that is kept, where there are more."""
+    """Yields the ids of each text; of a long one only part, at least `tokens`, from the side that is kept."""
 
     def cut(text: str, size: int) -> str:
         return text[-size:] if keep_end else text[:size]
@@ -192,7 +191,7 @@ def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_en
 
 
 def _parts(text: str) -> list[str]:
-    """A text in parts of at most `_PART` characters, cut before a space if there is one."""
+    """Returns a text in parts of at most `_PART` characters, cut before a space if there is one."""
     parts = []
     while len(text) > _PART:
         at = text.rfind(" ", _PART // 2, _PART)
@@ -203,7 +202,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _guarded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Ids of each text without special tokens, in small batches, so that what goes wrong shows early.
+    """Yields the ids of each text without special tokens; reads small batches, so that errors show early.
 
     Regular expressions in a tokenizer.json can take exponential time; a tokenizer that is so slow is refused. Its own
     processor time counts, so that a busy machine makes no difference.

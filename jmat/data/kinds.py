@@ -1,4 +1,4 @@
-"""Examples that seem made for another kind of model: a causal model's for a masked one, or the reverse."""
+"""Recognises examples that were made for another kind of model: causal for masked, or the reverse."""
 
 import numpy as np
 from jaxtyping import Int
@@ -47,5 +47,5 @@ def describe_kind(examples: Examples, tokenizer: object, *, masked: bool) -> lis
 
 
 def _ends(split: Split) -> tuple[Int[ndarray, " S"], Int[ndarray, " S"]]:
-    """The first and the last token of every sentence."""
+    """Returns the first and the last token of every sentence."""
     return split.tokens[split.starts], split.tokens[split.starts + split.lengths - 1]

@@ -1,4 +1,4 @@
-"""A text file as pieces of equal length instead of lines: what arXiv 2405.12250 does with enwik8.
+"""Cuts a text file into pieces of equal length instead of lines, as arXiv 2405.12250 does with enwik8.
 
 Its public code cuts the file into pieces of 512 characters, wherever words or sentences end, and
 draws 128 of them with Python's `random.sample` after `random.seed(0)`. The pieces to fit on here

@@ -96,7 +96,7 @@ def public_code(points: Float[ndarray, "N D"]) -> float:
 
 
 def _neighbours(points: Float[ndarray, "N D"]) -> tuple[Float[ndarray, " N"], Float[ndarray, " N"]]:
-    """Distances to the nearest and to the second other point."""
+    """Returns the distances to the nearest and to the second nearest other point."""
     from sklearn.neighbors import NearestNeighbors
 
     nearest, second = NearestNeighbors(n_neighbors=2).fit(points).kneighbors()[0].T

@@ -116,8 +116,8 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """Intrinsic dimension of h_0, h_1, … by every estimator of `jmat.linearity.intrinsic`, or why
-    there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
+    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of `jmat.linearity.intrinsic`,
+    or why there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
     `intrinsic_dimension_fit` by the linear fit, `intrinsic_dimension_public_code`.
     """
     rows = []
@@ -185,7 +185,7 @@ def _next_steps(labels: Labels) -> list[Pair]:
 
 
 def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
-    """The steps whose target varies, on the text of the fit and on that of the evaluation."""
+    """Returns the steps whose target varies, on the text of the fit and on that of the evaluation."""
     steps = _next_steps(labels)
     fitted = {pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0 for pair in steps}
     return [pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()]

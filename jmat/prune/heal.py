@@ -169,7 +169,7 @@ def _step(trainee: _Trainee, gradient: Linear, rate: Float[Array, ""] | np.float
 def _error(
     x: Float[Array, "B T D"], target: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, relative: bool
 ) -> Float[Array, ""]:
-    """Mean over the tokens of the squared error, against the target's square or per coordinate."""
+    """Returns the mean over the tokens of the squared error, against the target's square or per coordinate."""
     x, target = x.astype(jnp.float32), target.astype(jnp.float32)
     error = jnp.square(x - target).sum(-1)
     if relative:

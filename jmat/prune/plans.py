@@ -171,7 +171,7 @@ def prune(
 
 
 def block_scores(whole: Teacher, how: How) -> dict[str, dict[Stretch, float]]:
-    """Every score that the streams give of every block, and `how.score`, before any is removed."""
+    """Returns every score of every block that is read from the streams, and `how.score`, before any is removed."""
     blocks = [(i, i + 1) for i in range(whole.model.config.layers)]
     return {
         score: score_stretches(whole, dataclasses.replace(how, score=score), blocks, Pruned((), {}))

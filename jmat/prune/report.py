@@ -88,7 +88,7 @@ def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[dict[s
 
 
 def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[dict[str, Any]]:
-    """`block_score` of every block, from `layer` to `target`, by every score of `block_scores`."""
+    """Returns `block_score` of every block, from `layer` to `target`, by every score of `block_scores`."""
     return [
         {"metric": "block_score", "score": score, "layer": layer, "target": target, **_finite(value)}
         for score, of_score in scores.items()
@@ -97,14 +97,14 @@ def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[dict
 
 
 def _finite(score: float) -> dict[str, Any]:
-    """A score as a row's value; one that overflows is None, with a note."""
+    """Returns a score as a row's value; one that overflows is None, with a note."""
     if np.isfinite(score):
         return {"value": score}
     return {"value": None, "note": "without these blocks the scores overflow"}
 
 
 def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
-    """Perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
+    """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
 
     Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
     where they removed the same blocks.

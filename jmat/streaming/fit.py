@@ -174,7 +174,7 @@ class Linearity:
 
 
 def _total(moments: Moments, site: str) -> float:
-    """`||Y − ȳ||²`; 0 where Y is constant up to the rounding of float32. To be called with 64-bit numbers enabled."""
+    """Returns `||Y − ȳ||²`; 0 where Y is constant up to the rounding of float32. Needs 64-bit numbers enabled."""
     total = float(spread(moments, site, centred=True).sum())
     return total if total > _ROUNDING * float(spread(moments, site, centred=False).sum()) else 0.0
 

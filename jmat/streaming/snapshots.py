@@ -151,7 +151,7 @@ _NUMBER = 8  # bytes
 
 
 class _OneFile(ocp.CheckpointHandler):
-    """Float64 arrays, one after another in one file: nothing is copied, and no thread writes in the background.
+    """Writes float64 arrays one after another into one file: nothing is copied, and no thread writes in the background.
 
     Behind them stands the number of batches (8 bytes), so that a snapshot under another's number is noticed; files of
     version 0.1 lack it. The last four bytes are the CRC-32 of all others.
