@@ -3,12 +3,16 @@
 import dataclasses
 import importlib.util
 import json
+import pathlib
+import sys
+import types
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 import jmat
+from jmat.checkpoint import tokenizer as checkpoint_tokenizer
 from jmat.checkpoint.load import find
 from jmat.checkpoint.tokenizer import check_tokenizer, load_tokenizer
 from jmat.data import tokenize
@@ -194,6 +198,36 @@ def test_sentencepiece_files_are_seen_by_any_name(name, tmp_path, monkeypatch):
     write(tmp_path, "llama", {name: b"IQ== 0\nIg== 1\n"})
     with pytest.raises(ValueError, match="is a tiktoken file, which needs the package tiktoken: pip install tiktoken"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "x.spm"])
+@pytest.mark.parametrize(
+    ("family", "given", "bos"),
+    [
+        ("llama", {}, {"add_bos_token": True}),
+        ("gemma", {"add_bos_token": True}, {"add_bos_token": True}),
+        ("mistral", {"add_bos_token": False}, {"add_bos_token": False}),
+        ("xlm-roberta", {}, {}),
+    ],
+)
+def test_sentencepiece_files_have_bos_as_their_config_says(name, family, given, bos, tmp_path, monkeypatch):
+    """Without the package: what the class of the family is called with."""
+    package = types.SimpleNamespace(SentencePieceProcessor=lambda model_file: None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", package)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, find=importlib.util.find_spec: (
+        package if name == "sentencepiece" else find(name)
+    ))  # fmt: skip
+    asked, other = [], load_tokenizer(REFERENCE / "gpt2")
+
+    def by_class(folder, vocab_file, **options):
+        assert (folder, pathlib.Path(vocab_file).suffix) == (tmp_path, ".model")
+        assert pathlib.Path(vocab_file).read_bytes() == b"\x0a\x0e\x0a\x05"
+        asked.append(options)
+        return other
+
+    monkeypatch.setattr(checkpoint_tokenizer, "_by_class", by_class)
+    load_tokenizer(write(tmp_path, family, {name: b"\x0a\x0e\x0a\x05"}, given))
+    assert asked == [bos]
 
 
 def test_every_file_of_a_tokenizer_is_downloaded(tmp_path, monkeypatch):

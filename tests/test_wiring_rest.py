@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from jmat.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
 from tests.figures import curve, legend
 from tests.inside import call, changed_model, loaded, text
+from tests.test_reference import REFERENCE
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
 
@@ -210,6 +212,20 @@ def test_probe_reads_both_models_each_with_its_own_streams():
     assert curve(panel, samples["ridge (against)"])[1] == other
 
 
+def test_probe_reads_the_text_in_the_tokens_of_each_model(monkeypatch):
+    first, second = (jmat.load(path) for path in (REFERENCE / "gpt2", changed_model()))
+    lab, other = Lab(num_fit=60), Lab(num_fit=70)
+    asked = []
+    with loaded("probe") as script:
+        monkeypatch.setattr(script.common, "prepare_examples", lambda *given: asked.append(given) or other.examples)
+        job = types.SimpleNamespace(model=first[0], examples=lab.examples, source="text", config={"seed": 0})
+        for model, wanted in ((first, lab), (second, other)):
+            examples, labels, _ = script.labelled_inputs(job, "name", *model, None)
+            assert examples is wanted.examples
+            assert {name: len(values) for name, values in labels.items()} == {"fit": wanted.num_fit, "eval": 40}
+    assert asked == [(*second, "text")]
+
+
 def test_probe_of_labelled_texts_divides_them_by_the_seed(tmp_path):
     random = np.random.default_rng(0)
     lines = [
@@ -232,12 +248,12 @@ def test_probe_of_labelled_texts_divides_them_by_the_seed(tmp_path):
 
 def test_maps_of_one_text_are_evaluated_on_another():
     corpora = {"one": text(), "two": text(seed=1)}
-    given = FLAGS | {"protocol": "jmat", "positions_per_sentence": 3}
+    given = FLAGS | {"protocol": "jmat", "positions_per_sentence": 3, "skip_first": 12}  # other numbers in each text
     outcome = call("cross_corpus", corpora=[*corpora.values()], sizes="80,100", layers="1,3", **given)
     labs = {name: Lab(**given, source=str(path)) for name, path in corpora.items()}
     assert len(outcome.rows) == 2 * (1 + 2 * 2) * 2 * 5
-    order = np.random.default_rng(3).permutation(labs["one"].examples.fit.num_examples)
     for fitted, home in labs.items():
+        order = np.random.default_rng(3).permutation(home.examples.fit.num_examples)
         for evaluated, away in labs.items():
             final, count = away.held_out[-1], away.examples.eval.num_examples
             for n in (80, 100):

@@ -849,7 +849,7 @@ CHANGES = [
         "hits = [float(q.answer in chosen) / len(chosen)",
         "hits = [float(q.answer in chosen)",
         "accuracy: a tie is right",
-        "test_tasks.py",
+        "test_notes.py",
     ),
     Change(
         "jmat/tasks.py",
