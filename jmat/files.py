@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,10 +45,15 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
     try:
         for path, write in writers.items():
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-            # Made here, so that it gets the permissions of a new file, by the user's umask, whatever `write` does.
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            # Made here, so that it has the permissions of a new file by the user's umask. `write` may put another
+            # file in its place, as safetensors does, which gives that to its owner alone.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             written[path] = temporary
+            permissions = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            os.close(descriptor)
             write(temporary)
+            if stat.S_IMODE(temporary.stat().st_mode) != permissions:
+                temporary.chmod(permissions)
         if others:
             last.unlink(missing_ok=True)
         for path, temporary in written.items():

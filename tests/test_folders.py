@@ -7,10 +7,11 @@ import pathlib
 import stat
 import warnings
 
+import numpy as np
 import pytest
 
 from jmat import folders, locks
-from jmat.files import save_atomically, save_together
+from jmat.files import save_atomically, save_together, write_tensors
 from jmat.folders import check_output_folder, claim_output_folder
 from jmat.results import read_results, write_results
 from tests.scripts import ROOT
@@ -385,9 +386,10 @@ def test_the_users_umask_is_honoured(tmp_path, umask):
     try:
         run(tmp_path / "out", writes=["model"])
         save_together({tmp_path / name: lambda path: path.write_text("text") for name in ("one", "two")})
+        save_atomically(tmp_path / "maps", lambda path: write_tensors(path, {"map": np.eye(2)}, {}))
     finally:
         os.umask(before)
-    for path in (tmp_path / "out" / "run.json", tmp_path / "out" / "results.json", tmp_path / "one", tmp_path / "two"):
+    for path in [tmp_path / name for name in ("out/run.json", "out/results.json", "one", "two", "maps")]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o777 & ~umask
 
