@@ -5,7 +5,7 @@ import logging
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import absl.logging
 from absl import app
@@ -56,6 +56,12 @@ def release_folders() -> None:
     """Gives back the output folders of the script; one in which nothing was written is as it was before."""
     while _claimed:
         _claimed.pop().release()
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without a meeting of all processes (`hosts.leave`), its folders given back."""
+    release_folders()
+    hosts.leave(code)
 
 
 def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -138,18 +144,14 @@ def run(main: Callable[[list[str]], None]) -> None:
                 work()
         except Terminated as stop:
             say(str(stop))
-            release_folders()
-            hosts.leave(EXIT_TERMINATED)
+            _leave(EXIT_TERMINATED)
         except KeyboardInterrupt:
             say("interrupted.")
-            release_folders()
-            hosts.leave(EXIT_INTERRUPTED)
-        except hosts.LostProcessError as error:
-            print(f"error: {error}", file=sys.stderr)
-            release_folders()
-            hosts.leave(1)
+            _leave(EXIT_INTERRUPTED)
         except (ValueError, OSError) as error:
             print(printable(f"error: {sentence(error)}", lines=False), file=sys.stderr)
+            if isinstance(error, hosts.LostProcessError):
+                _leave(1)
             sys.exit(1)
         finally:
             release_folders()
