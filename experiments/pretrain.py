@@ -38,7 +38,7 @@ from experiments import cli
 from jmat import checkpoint, mesh, models, resume, training
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import corpus, encoding, packing, tokenizers
-from jmat.files import save_together
+from jmat.files import save_folder
 from jmat.folders import OutputFolder, check_output_folder, output_path
 from jmat.maps import model_hash
 from jmat.notes import with_note
@@ -128,9 +128,7 @@ def prepare_tokenizer(
 
 def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
     """Writes the files of a new tokenizer, tokenizer_config.json last, and empties `files`: it is written once."""
-    folder.mkdir(exist_ok=True)
-    if files:
-        save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
+    save_folder(folder, files)
     files.clear()
 
 

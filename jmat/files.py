@@ -1,6 +1,7 @@
 """Writes files whole or not at all, and several that belong together as a group."""
 
 import errno
+import functools
 import os
 import pathlib
 import re
@@ -66,6 +67,13 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
     finally:
         for temporary in written.values():
             temporary.unlink(missing_ok=True)
+
+
+def save_folder(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
+    """Writes files that belong together, by name, into a folder, which is made where it is not there."""
+    folder.mkdir(exist_ok=True)
+    if files:
+        save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]) -> None:
