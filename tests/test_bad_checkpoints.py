@@ -1,6 +1,7 @@
 """Checkpoints and config files that are damaged, or do not fit, are refused in one clear sentence."""
 
 import json
+import os
 import zipfile
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import transformers
 
 from jmat.checkpoint import load_model
+from jmat.json_files import read_json_object
 from tests import hf
 from tests.memory import peak_of
 
@@ -23,6 +25,21 @@ def torch_model(request):
 @pytest.fixture(scope="module")
 def gpt2():
     return hf.make(CASES["gpt2"])
+
+
+def test_json_of_no_sensible_size_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1}')
+    assert read_json_object(path, most_bytes=8) == {"a": 1}
+    with pytest.raises(ValueError, match="it has 8 bytes, and 7 are more than any such file needs"):
+        read_json_object(path, most_bytes=7)
+    os.truncate(path, 2**24 + 1)
+    assert peak_of(lambda: refused(path)) < 2**20
+
+
+def refused(path):
+    with pytest.raises(ValueError, match="it has 16777217 bytes, and 16777216 are more than"):
+        read_json_object(path)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -162,6 +162,19 @@ def test_scores_are_computed_anew_only_on_demand(monkeypatch, rescore):
     assert after == ([(), (3,), (3, 0)] if rescore else [()])
 
 
+def test_kl_is_measured_on_as_many_sentences_as_asked_for(monkeypatch):
+    read = []
+
+    def compare(model, text, pruned, **_):
+        read.append(text.split.num_sentences)
+        return {key: Sums(*np.ones((4, text.split.num_sentences))) for key in pruned}
+
+    monkeypatch.setattr(plans, "compare_on_text", compare)
+    for how in (plans.How(), plans.How(score_sentences=7), plans.How(score_sentences=60)):
+        plans.block_scores(teacher(), how)
+    assert read == [60, 7, 60]
+
+
 def test_settings_reach_the_distillation(monkeypatch):
     given = {}
     monkeypatch.setattr(plans, "distil", lambda *_, **settings: given.update(settings) or {})

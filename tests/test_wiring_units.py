@@ -3,9 +3,11 @@
 import pathlib
 import sys
 
+import jax
 import numpy as np
 import pytest
 from absl import flags
+from tokenizers import processors
 
 import jmat
 from jmat import models
@@ -55,6 +57,21 @@ def test_a_masked_model_is_shown_the_gap_and_a_causal_one_what_stands_before():
         _, tokenizer = jmat.load(REFERENCE / "bert")
         assert script.without_gap("Return a new ___ of it.", tokenizer, masked=True) == "Return a new [MASK] of it."
         assert script.without_gap("Return a new ___ of it.", tokenizer, masked=False) == "Return a new"
+
+
+def test_continuations_begin_with_the_prompt_though_the_model_reads_bos_before_it(gpt2, monkeypatch):
+    _, tokenizer = jmat.load(REFERENCE / "gpt2")
+    name, end, read = tokenizer.eos_token, tokenizer.eos_token_id, []
+    bos = processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, end)])
+    tokenizer.backend_tokenizer.post_processor = bos
+    own = tokenizer("Returns the", add_special_tokens=False)["input_ids"]
+    with loaded("bundled_quality") as script:
+        run = script.forward.run
+        monkeypatch.setattr(script.forward, "run", lambda model, tokens: read.append(tokens[0]) or run(model, tokens))
+        told = script.complete(gpt2, tokenizer, "Returns the", temperature=0.0, key=jax.random.key(0), most=3)
+    assert told.startswith("Returns the")
+    assert read[0][: len(own) + 1].tolist() == [end, *own]
+    assert len(read[0]) == len(own) + 1 + 3
 
 
 def test_every_part_of_the_benchmark_has_its_own_rows():

@@ -119,8 +119,8 @@ CHANGES = [
     ),
     Change(
         "experiments/common.py",
-        "fit, held_out = draw_pieces(source, length, **count) if length else fit_eval(source, **count)",
-        "held_out, fit = draw_pieces(source, length, **count) if length else fit_eval(source, **count)",
+        "fit, held_out = draw_sentences(source)\n            examples",
+        "held_out, fit = draw_sentences(source)\n            examples",
         "fit and evaluation text change places on their way from a corpus",
         "test_wiring_jumps.py test_wiring_units.py",
     ),
@@ -471,7 +471,7 @@ CHANGES = [
         "    return tokenizer.decode(tokens[0, len(special.before) : at].tolist())",
         "    return tokenizer.decode(tokens[0, : at].tolist())",
         "continuations show BOS",
-        "test_wiring_models.py test_encoding.py test_experiments.py",
+        "test_wiring_units.py test_wiring_models.py",
     ),
     # --- configs, sizes ---
     Change(
