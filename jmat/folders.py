@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
@@ -247,13 +248,7 @@ def _read_owner(folder: pathlib.Path, *, overwrite: bool) -> _Owner:
     names = {path.name for kind in _TELLING for path in folder.glob(kind)}
     telling = sorted(name for name in names - {RUN} if is_temporary(name) not in (RUN, RESULTS))
     try:
-        content = json.loads((folder / RUN).read_text("utf-8"))
-        wrote = content.get("wrote")
-        if wrote is None:
-            wrote = [RESULTS, *_WRITTEN_BY_0_1.get(content["experiment"], ())]
-        if not all(pathlib.PurePath(name).name == name not in ("", "..") for name in wrote):
-            raise ValueError("a path that leads out of the folder")
-        return _Owner(content["experiment"], dict(content["config"]), list(wrote))
+        text = (folder / RUN).read_text("utf-8", errors="replace")
     except FileNotFoundError:
         if telling == [RESULTS] and (owner := _owner_of_results(folder)) is not None:
             return owner
@@ -261,10 +256,30 @@ def _read_owner(folder: pathlib.Path, *, overwrite: bool) -> _Owner:
             raise ValueError(
                 f"{folder} holds {telling[0]}, and no run.json that says which run wrote it; choose another --out."
             ) from None
+        return _Owner("", {}, [])
+    if not _is_run_of_jmat(text):
+        raise ValueError(_not_ours(folder, RUN))
+    try:
+        content = json.loads(text)
+        wrote = content.get("wrote")
+        if wrote is None:
+            wrote = [RESULTS, *_WRITTEN_BY_0_1.get(content["experiment"], ())]
+        if not all(pathlib.PurePath(name).name == name not in ("", "..") for name in wrote):
+            raise ValueError("a path that leads out of the folder")
+        return _Owner(content["experiment"], dict(content["config"]), list(wrote))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         if telling and not overwrite:
             raise ValueError(f"{folder / RUN} is damaged; choose another --out, or --overwrite.") from None
     return _Owner("", {}, [RESULTS] if RESULTS in telling else [])
+
+
+def _is_run_of_jmat(text: str) -> bool:
+    """Returns whether a run.json is one of jmat's, perhaps a damaged one, and not a user's file of that name."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return re.match(r'\{\s*"experiment"|$', text.strip("\0 \t\r\n")) is not None
+    return isinstance(content, dict) and {"experiment", "config"} <= content.keys()
 
 
 def _owner_of_results(folder: pathlib.Path) -> _Owner | None:
