@@ -2,16 +2,15 @@
 
 import errno
 import functools
+import json
 import os
 import pathlib
 import re
 import secrets
-import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import safetensors
-import safetensors.numpy
+import numpy as np
 from numpy import ndarray
 
 Write = Callable[[pathlib.Path], Any]
@@ -46,15 +45,10 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
     try:
         for path, write in writers.items():
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-            # Made here, so that it has the permissions of a new file by the user's umask. `write` may put another
-            # file in its place, as safetensors does, which gives that to its owner alone.
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            # Made here, so that it gets the permissions of a new file, by the user's umask, whatever `write` does.
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             written[path] = temporary
-            permissions = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            os.close(descriptor)
             write(temporary)
-            if stat.S_IMODE(temporary.stat().st_mode) != permissions:
-                temporary.chmod(permissions)
         if others:
             last.unlink(missing_ok=True)
         for path, temporary in written.items():
@@ -77,13 +71,38 @@ def save_folder(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file. Raises OSError where the disk is full, which safetensors reports as an own error."""
-    try:
-        safetensors.numpy.save_file(dict(tensors), path, metadata=dict(metadata))
-    except safetensors.SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        reason = (int(number[1]), os.strerror(int(number[1]))) if number else (str(error),)
-        raise OSError(*reason) from None
+    """Writes a safetensors file, byte for byte as the package safetensors does.
+
+    The package's own function writes to another temporary file beside `path`, which nobody would recognise and delete
+    after a run that was killed, and which only its owner may read.
+
+    Args:
+      path: of the file.
+      tensors: floating-point arrays by name.
+      metadata: texts by name.
+    """
+    names = sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        array = tensors[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _FLOATS[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
+
+
+# The floating-point dtypes, as safetensors calls them.
+_FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+
+
+def _rank(array: ndarray) -> int:
+    """Returns where safetensors puts arrays of this dtype: the larger, the earlier in the file."""
+    return list(_FLOATS).index(array.dtype.name)
 
 
 def is_temporary(name: str) -> str | None:

@@ -7,8 +7,10 @@ import pathlib
 import stat
 import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from jmat import folders, locks
 from jmat.files import save_atomically, save_together, write_tensors
@@ -245,6 +247,17 @@ def test_a_damaged_claim_needs_overwrite(tmp_path, written):
     assert names(tmp_path) == {"run.json", "results.json", "maps.json", "kept"}
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("content", ["mine", '{"id": 3}', '{"experiment": "r2"}', "[]", "3", '{"mine'])
+def test_a_users_run_file_stays(tmp_path, content, overwrite):
+    (tmp_path / "run.json").write_text(content)
+    (tmp_path / "results.json").write_text("mine, too")
+    with pytest.raises(ValueError, match=r"holds run\.json, which no run is known to have written"):
+        claim_output_folder(tmp_path, "r2", CONFIG, overwrite=overwrite)
+    assert (tmp_path / "run.json").read_text() == content
+    assert (tmp_path / "results.json").read_text() == "mine, too"
+
+
 @pytest.mark.parametrize("wrote", [["../precious"], ["."], [".."], [""], ["/etc"], [3], "r2.png", 3])
 def test_a_run_file_that_names_paths_elsewhere_is_damaged(tmp_path, wrote):
     out = tmp_path / "out"
@@ -392,6 +405,23 @@ def test_the_users_umask_is_honoured(tmp_path, umask):
     for path in [tmp_path / name for name in ("out/run.json", "out/results.json", "one", "two", "maps")]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o777 & ~umask
+
+
+def test_tensors_are_written_as_safetensors_does_and_into_the_file_itself(tmp_path):
+    tensors = {
+        "é": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "b": np.arange(3, dtype=np.float16),
+        "a": np.arange(4, dtype=np.float64).reshape(2, 2),
+        "empty": np.zeros((0, 3), ml_dtypes.bfloat16),
+    }
+    metadata = {"info": '{"text": "ä\\n"}'}
+    path = tmp_path / "file"
+    path.touch()
+    file = path.stat().st_ino
+    write_tensors(path, tensors, metadata)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    assert path.read_bytes() == safetensors.numpy.save(contiguous, metadata)
+    assert path.stat().st_ino == file  # and not another one, which a kill would leave behind
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
