@@ -32,12 +32,17 @@ def skipped_tokens(tokenizer: Any, *, masked: bool, skip_special: bool | None) -
     """Returns the ids of tokens that protocol `jmat` does not read, given its setting.
 
     By default (None) special tokens are left out for a masked model, and for a causal one whose tokenizer puts any in
-    front of a text, such as BOS. The token for unknown words is read always: it stands for text.
+    front of a text, such as BOS. The token for unknown words is always read.
     """
     before = encoding.special_tokens(tokenizer, masked=masked).before
     if not (skip_special if skip_special is not None else masked or before):
         return ()
-    return {*(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), *before}
+    return {*special_ids(tokenizer), *before}
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Returns the ids of special tokens, without that of unknown words, which stands for text."""
+    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
 def make_examples(
