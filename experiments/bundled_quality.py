@@ -68,12 +68,12 @@ def perplexities(
     held_out = [s[:length] for s in ids["eval"]]
     counts = np.asarray([len(s) - 1 for s in held_out], np.float64)
     passages = [Passage(np.asarray(s, np.int32), 1) for s in held_out]
-    found = log_likelihoods(model, passages, progress="score gpt2")
+    by_model = log_likelihoods(model, passages, progress="score gpt2")
     baseline = ngram.fit(ids["train"], vocab_size=model.config.vocab_size, order=order)
-    others = [each[1:].sum() for each in ngram.log_prob(baseline, held_out)]
+    by_ngram = np.asarray([log_probs[1:].sum() for log_probs in ngram.log_prob(baseline, held_out)])
     drawn = bootstrap_counts(len(counts), seed=seed)
     rows = []
-    for name, sums in (("gpt2", found), (f"kneser_ney_{order}", np.asarray(others))):
+    for name, sums in (("gpt2", by_model), (f"kneser_ney_{order}", by_ngram)):
         figures = np.exp(bootstrap_ratio(-sums, counts, drawn))
         rows.append({"model": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum())})
     return rows

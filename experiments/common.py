@@ -254,8 +254,8 @@ def claim(
     hosts.check_same({f"--{name}": value for name, value in config.items()})
     claimed = None
     if hosts.is_first():
-        names: dict[str, Any] = {"writes": writes, "reads": ("model", "examples", "corpus", *reads)}
-        claimed = cli.claim_folder(out, experiment, config, overwrite=FLAGS.overwrite, **names)
+        inputs = ("model", "examples", "corpus", *reads)
+        claimed = cli.claim_folder(out, experiment, config, writes=writes, reads=inputs, overwrite=FLAGS.overwrite)
     return config, out, claimed
 
 

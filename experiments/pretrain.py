@@ -211,8 +211,14 @@ def main(argv: list[str]) -> None:
     split = corpus.split(corpus.load_corpus(settings["corpus"]))
     corpus.check_parts(split, settings["corpus"])
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
-    names: dict[str, Any] = {"writes": ("model", "steps", "checkpoints"), "reads": ("corpus",)}
-    claim = cli.claim_folder(out, "pretrain", settings | {"train_sha256": digest}, overwrite=_OVERWRITE.value, **names)
+    claim = cli.claim_folder(
+        out,
+        "pretrain",
+        settings | {"train_sha256": digest},
+        writes=("model", "steps", "checkpoints"),
+        reads=("corpus",),
+        overwrite=_OVERWRITE.value,
+    )
     tokenizer, new_files = prepare_tokenizer(arch, split["train"], settings["vocab_size"], out / "model")
     pairs = {name: encode(arch, tokenizer, sentences, length) for name, sentences in split.items()}
 

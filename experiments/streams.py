@@ -40,9 +40,8 @@ class LastingStream:
             yield
         except OSError as error:
             self.problem = self.problem or error
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # what is still in its buffer, and all that comes, goes there
+            with contextlib.suppress(OSError, ValueError):
+                # The rest of its buffer, and all that is written later, goes to /dev/null.
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
                 os.close(nowhere)

@@ -157,15 +157,15 @@ class ConfigReader:
         """
         fixed = {**_FIXED, **(fixed or {})}
         known = _NEUTRAL.union(neutral, self._seen)
-        unread = {n: v for n, v in self.hf.items() if n not in known and not n.startswith("_")}
+        unread = {name: value for name, value in self.hf.items() if name not in known and not name.startswith("_")}
         for name in [name for name in unread if name in fixed]:
             if (value := unread.pop(name)) not in fixed[name]:
                 self._problems.append(f"{name}={shortened(value)} is not implemented (implemented: {fixed[name][0]!r})")
         unread = {name: value for name, value in unread.items() if value is not None or name not in NOTHING_IF_NULL}
         foreign = {}
         if unread and self._foreign:
-            theirs = known_to_transformers(self.hf["model_type"])
-            foreign = {name: value for name, value in unread.items() if name not in theirs}
+            declared = known_to_transformers(self.hf["model_type"])
+            foreign = {name: value for name, value in unread.items() if name not in declared}
         self._problems += [
             f"{name}={shortened(value)} is a field that jmat does not know "
             f"(if it does not change the numbers, load with ignore_config=({name!r},))"

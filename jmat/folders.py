@@ -23,9 +23,8 @@ from jmat.files import is_temporary, local_path, save_atomically
 from jmat.locks import FolderLock
 
 RUN, RESULTS = "run.json", "results.json"
-_REPLACED = (
-    ".replaced"  # where the files of a run that is replaced stay, with its run.json, until there are new results
-)
+# The files of a run that is replaced stay there, with its run.json, until there are new results.
+_REPLACED = ".replaced"
 _FINISHED = ".checkpoints.finished"  # snapshots that are being deleted
 _MAPS = ("maps.json", "maps.safetensors")
 # Without run.json, a folder that holds one of these is a model's or an older run's.

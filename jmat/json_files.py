@@ -17,7 +17,7 @@ def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> di
     """
     size = path.stat().st_size
     if size > most_bytes:
-        raise ValueError(f"is no such file: it has {size} bytes, and {most_bytes} are more than any such file needs")
+        raise ValueError(f"is too large: it has {size} bytes, and no such file needs more than {most_bytes}")
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from numpy import ndarray
 from jmat.forward import logits
 from jmat.maps import Linear
 from jmat.metrics import bootstrap_mean, compare, confidences, cross_entropy
-from jmat.notes import Predictions, estimate, with_note
+from jmat.notes import OVERFLOWS, Predictions, estimate, with_note
 from jmat.progress import track
 from jmat.regression import Solution, factorise_each
 
@@ -136,11 +136,12 @@ def metric_rows(
         finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]  # the divergence can be infinite
         columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
         figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
-        estimates = {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
+        fields: dict[str, dict[str, Any]] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
+        fields |= {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
         tied = _tie_note(read)
-        for metric in METRICS:
-            figure = {"metric": metric, **estimates.get(metric, estimate(np.inf, np.inf, np.inf)), "n": len(columns)}
-            rows.append(with_note(row | figure, tied if metric.startswith(("precision", "surprisal")) else None))
+        for metric, figure in fields.items():
+            tie_note = tied if metric.startswith(("precision", "surprisal")) else None
+            rows.append(with_note(row | {"metric": metric, **figure, "n": len(columns)}, tie_note))
         if "cross_entropy" in read:
             known = ~np.isnan(read["cross_entropy"])
             rows.append(
@@ -160,12 +161,8 @@ def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
 def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> dict[str, Any]:
     """Returns the fields of a row for the perplexity of the text's own tokens."""
     if len(nats) == 0:
-        return {
-            "metric": "perplexity",
-            "value": None,
-            "n": 0,
-            "note": "every example is the last token of its sentence",
-        }
+        note = "every example is the last token of its sentence"
+        return {"metric": "perplexity", "value": None, "n": 0, "note": note}
     with np.errstate(over="ignore"):
         mean, low, high = np.exp(bootstrap_mean(nats.astype(np.float64), groups=groups, seed=seed))
     return {"metric": "perplexity", **estimate(mean, low, high), "n": len(nats)}

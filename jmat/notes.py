@@ -69,8 +69,8 @@ def format_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         for note in row["note"].split(_AND) if row.get("note") else ():
             noted_rows.setdefault(note, []).append(row)
     lines = []
-    for note, those in noted_rows.items():
-        missing = [row for row in those if row["value"] is None]
+    for note, having_it in noted_rows.items():
+        missing = [row for row in having_it if row["value"] is None]
         lines.append(f"{len(missing)} of {len(rows)} rows{_which(missing)} have no value: {note}" if missing else note)
     return lines
 

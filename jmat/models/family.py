@@ -100,8 +100,7 @@ class Family:
     prefixes: tuple[str, ...]  # of the keys of a model saved with a head (the first is written); a bare model's lack it
     head_prefixes: tuple[str, ...]  # keys that never carry the prefix
     tied: tuple[str, str]  # the head's and the embedding's keys, which are one tensor where the head is tied
-    aliases: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # other names of config fields → the usual ones
+    # Other names of config fields → the usual ones.
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()  # beginnings of keys (regular expressions) → what we call them
     ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours, besides OTHER_HEADS
