@@ -9,3 +9,7 @@ for _number in range(3):
         os.fstat(_number)
     except OSError:
         os.open(os.devnull, os.O_RDWR)
+
+# Without torch, which only `verify` and parts of `benchmark` need, transformers would warn in every run that models are
+# not available. This comes before transformers is imported.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

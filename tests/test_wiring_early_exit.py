@@ -119,7 +119,12 @@ def test_the_clock_runs_on_the_fitted_maps_and_the_cheap_checks(lab, outcome, ti
     assert (len(words), check_every, protocol) == (60, 3, "jmat")
     for row in saved_rows(outcomes, 4, lab.groups, seed=3):
         found = outcome.one(**{key: row[key] for key in ("map", "confidence", "metric")})
-        assert [found[end] for end in ("value", "low", "high")] == [row[end] for end in ("value", "low", "high")]
+        ends = [row[end] for end in ("value", "low", "high")]
+        assert [found[end] for end in ("value", "low", "high")] == ends
+        if row["confidence"] == "gap":
+            value, low, high = (f"{100 * end:.1f}" for end in ends)
+            share, points = f"saves {value}% [{low}%, {high}%] of", f"{value} points [{low}, {high}] at"
+            assert (points if row["map"] == "mat - id" else share) in found["note"]
     assert (sample[0].tokens.tolist(), *sample[1:]) == (lab.examples.eval.tokens.tolist(), None, 7)
 
 

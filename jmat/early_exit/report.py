@@ -90,6 +90,9 @@ def saved_rows(
                 row |= estimate(value, low, high)
                 ends = f" [{low:.1%}, {high:.1%}]" if "low" in row else ""
                 note = f"{name} ({kind}): saves {value:.1%}{ends} of the blocks at {level:.0%}"
+                if name not in pair:  # a difference of two shares is in points
+                    ends = f" [{100 * low:.1f}, {100 * high:.1f}]" if "low" in row else ""
+                    note = f"{name} ({kind}): a difference of {100 * value:.1f} points{ends} at {level:.0%}"
                 rows.append(with_note(row, note) if kind == "gap" else row)
     return rows
 
