@@ -78,7 +78,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
 
     Args:
       path: of the file.
-      tensors: floating-point arrays by name.
+      tensors: arrays of numbers or booleans by name.
       metadata: texts by name.
     """
     names = sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
@@ -87,7 +87,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
     for name in names:
         array = tensors[name]
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _FLOATS[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -96,13 +96,27 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
-# The floating-point dtypes, as safetensors calls them.
-_FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+# The names that safetensors has for dtypes, in the order in which it stores arrays, from the last to the first.
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
 
 
 def _rank(array: ndarray) -> int:
-    """Returns where safetensors puts arrays of this dtype: the larger, the earlier in the file."""
-    return list(_FLOATS).index(array.dtype.name)
+    """Returns the place of an array's dtype in `_DTYPES`."""
+    return list(_DTYPES).index(array.dtype.name)
 
 
 def is_temporary(name: str) -> str | None:

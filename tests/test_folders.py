@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jmat import folders, locks
+from jmat import files, folders, locks
 from jmat.files import save_atomically, save_together, write_tensors
 from jmat.folders import check_output_folder, claim_output_folder
 from jmat.results import read_results, write_results
@@ -413,6 +413,7 @@ def test_tensors_are_written_as_safetensors_does_and_into_the_file_itself(tmp_pa
         "b": np.arange(3, dtype=np.float16),
         "a": np.arange(4, dtype=np.float64).reshape(2, 2),
         "empty": np.zeros((0, 3), ml_dtypes.bfloat16),
+        **{name: np.arange(3).astype(name) for name in files._DTYPES if name != "bfloat16"},
     }
     metadata = {"info": '{"text": "ä\\n"}'}
     path = tmp_path / "file"
