@@ -423,6 +423,8 @@ def test_tensors_are_written_as_safetensors_does_and_into_the_file_itself(tmp_pa
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     assert path.read_bytes() == safetensors.numpy.save(contiguous, metadata)
     assert path.stat().st_ino == file  # and not another one, which a kill would leave behind
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(pathlib.Path("/dev/full"), tensors, metadata)
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
