@@ -48,8 +48,8 @@ PARTS = {
     "linearity": maps.linearity_rows,
     "condition": maps.condition_rows,
 }
-_SHAPE = flags.DEFINE_enum("shape", "gpt2", list(SHAPES), "Of the model.")
-_PARTS = flags.DEFINE_list("parts", list(PARTS), "What to measure.")
+_SHAPE = flags.DEFINE_enum("shape", "gpt2", list(SHAPES), "Shape of the model.")
+_PARTS = flags.DEFINE_list("parts", list(PARTS), "Parts to measure.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Turns of the contenders; the best counts.", lower_bound=1)
 _POSITIONS = flags.DEFINE_integer("positions", 8192, "Tokens of the streaming pass.", lower_bound=1)
 _SAMPLED = flags.DEFINE_integer("sampled_pairs", 4, "Pairs on which pair-by-pair rivals are timed.", lower_bound=1)

@@ -1,4 +1,4 @@
-"""How a script talks to its user: errors in one sentence, progress on standard error. It defines no flags."""
+"""Prints what a script has to say: errors in one sentence, progress on standard error. Defines no flags."""
 
 import contextlib
 import logging
@@ -119,7 +119,7 @@ _when_done: list[Callable[[], None]] = []
 
 
 def when_all_is_done(work: Callable[[], None]) -> None:
-    """What to do at the end of an experiment that succeeds, in every process."""
+    """Registers work for the end of an experiment that succeeds, in every process."""
     _when_done.append(work)
 
 

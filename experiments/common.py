@@ -1,6 +1,4 @@
-"""What every experiment shares: flags, the model and its examples, the output folder, and how errors and results are
-shown.
-"""
+"""Holds all that experiments share: flags, the model and its examples, the output folder, and its results."""
 
 import dataclasses
 import functools
@@ -147,8 +145,9 @@ class Job:
         return target_tokens(self.examples.eval, masked=self.mask_token is not None)
 
     def maps_info(self, n: int | None = None) -> MapsInfo:
-        """What a saved map must be able to tell about itself: that it was fitted on n tokens, by default the fit
-        examples, among others.
+        """Returns the metadata stored beside saved maps.
+
+        `n`: number of tokens they were fitted on; default: the number of fit examples.
         """
         return MapsInfo(
             model=FLAGS.model,
@@ -164,7 +163,7 @@ class Job:
         )
 
     def _protocol(self) -> str:
-        """Its name, and what was asked for that it leaves open."""
+        """Returns the name of the protocol, and the settings that it leaves open."""
         words = [FLAGS.protocol]
         if self.config.get("fit_tokens") == "all":
             words.append("all tokens")

@@ -39,7 +39,7 @@ _CORPORA = define_files(
     "Corpora, such as docs,mails.txt,news.npz: each is fitted on and evaluated on. Default: --corpus alone.",
 )
 _SIZES = flags.DEFINE_list(
-    "sizes", [], "How many examples to fit on, such as 250,500,1000. Default: doubling from 250, and all of them."
+    "sizes", [], "Numbers of examples to fit on, such as 250,500,1000. Default: doubling from 250, and all of them."
 )
 _LAYERS = flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
 WRITES = ("pairs.png", "learning_curve.png")

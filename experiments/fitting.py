@@ -42,7 +42,7 @@ SNAPSHOTS = passes.SNAPSHOTS
 
 
 def read(job: common.Job, *, targets: str = "all") -> Moments | list[np.ndarray]:
-    """What maps are fitted to: the activations h_0 .. h_L of the fit tokens, or their moments. All hosts take part."""
+    """Returns the activations h_0 .. h_L of the fit tokens, or their moments, for maps. All hosts take part."""
     tokens, sites, split = FLAGS.fit_tokens, stream_sites(job.model.config.layers), job.examples.fit
     if _route(job, targets) == "streaming":
         batches = passes.packed(job, passes.as_read(job, split, tokens), tokens)
@@ -67,7 +67,7 @@ def fit_maps(
 
 
 def _route(job: common.Job, targets: str) -> str:
-    """What --route says or `auto` chooses, which the user is told with the reason."""
+    """Returns the route of --route, or for `auto` the better one, and prints it with the reason."""
     if FLAGS.route != "auto":
         cli.say(f"route {FLAGS.route}, as --route says")
         return FLAGS.route

@@ -41,7 +41,10 @@ def as_read(job: common.Job, split: Split, tokens: str) -> Split:
 
 
 def tokens_read(job: common.Job, split: Split, tokens: str) -> np.ndarray:
-    """Which tokens of a split are read: the `sampled` positions, or `all` but those that --protocol=jmat leaves out."""
+    """Returns which tokens of a split are read.
+
+    These are the `sampled` positions, or `all` but those that --protocol=jmat leaves out.
+    """
     if tokens == "sampled":
         return sampled_positions(split)
     if FLAGS.protocol != "jmat":
@@ -65,10 +68,10 @@ def packed(job: common.Job, split: Split, tokens: str) -> list[Batch]:
 
 
 def snapshots(job: common.Job, name: str = "fit", model: Any = None) -> Snapshots | None:
-    """Those of one pass of a run over its text, by default with the model of --model; None if there are to be none.
+    """Returns the snapshot settings of one pass over the text, by default with the model of --model.
 
-    Every host has its own: they go through their shares independently, each from where it was. All are deleted when
-    the run has ended well.
+    None with `--snapshot_every=0`. Every host has its own snapshots, and goes through its share of the text
+    independently. All are deleted when the run has ended well.
     """
     if not FLAGS.snapshot_every:
         return None

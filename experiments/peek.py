@@ -37,7 +37,7 @@ _SENTENCES = flags.DEFINE_multi_string(
     "docstrings have them.",
 )
 _LAYERS = flags.DEFINE_list("layers", [], "Layers to read, such as 0,4,8; default: all. The last one is always there.")
-_TOP = flags.DEFINE_integer("top", 5, "How many of the most probable tokens to show.", lower_bound=1)
+_TOP = flags.DEFINE_integer("top", 5, "Number of the most probable tokens to show.", lower_bound=1)
 _MAPS = flags.DEFINE_string("maps", None, "Folder with maps that layer_jump saved for this model; default: fit them.")
 
 WRITES = ("peek.json", "peek.html")

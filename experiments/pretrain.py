@@ -56,7 +56,7 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "heads": flags.DEFINE_integer("heads", 6, "Attention heads; must divide the width.", lower_bound=1),
     "length": flags.DEFINE_integer("length", 96, "Tokens a row, and the longest text that the model can read.", 1),
     "batch_size": flags.DEFINE_integer("batch_size", 32, "Rows a step.", lower_bound=1),
-    "optimizer": flags.DEFINE_enum("optimizer", "muon", training.OPTIMIZERS, "What takes the steps."),
+    "optimizer": flags.DEFINE_enum("optimizer", "muon", training.OPTIMIZERS, "Optimiser of the weights."),
     "learning_rate": flags.DEFINE_float("learning_rate", 2e-3, "Peak learning rate.", lower_bound=0.0),
     "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
     "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "Decay of matrices (muon: the blocks').", lower_bound=0.0),

@@ -30,7 +30,7 @@ from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
 _LABELS = flags.DEFINE_string("labels", None, "Labelled texts, JSON lines; default: the class of the next token.")
-_CLASSIFIER = flags.DEFINE_enum("classifier", "ridge", CLASSIFIERS, "What is fitted to each layer.")
+_CLASSIFIER = flags.DEFINE_enum("classifier", "ridge", CLASSIFIERS, "Classifier that is fitted to each layer.")
 _AGAINST = flags.DEFINE_string("against", None, "A second model to probe: a bundled name, hub id or folder.")
 
 

@@ -46,13 +46,13 @@ from jmat.prune.surgery import map_name, save_pruned
 from jmat.results import format_table
 
 flags.adopt_module_key_flags(common)
-_METHOD = flags.DEFINE_list("method", ["delete", "map"], f"What happens to removed blocks: {', '.join(METHODS)}.")
+_METHOD = flags.DEFINE_list("method", ["delete", "map"], f"Treatment of removed blocks: {', '.join(METHODS)}.")
 _REMOVE = flags.DEFINE_integer("remove", 1, "Remove 1, 2, … so many blocks.", lower_bound=1)
 _SAVE = flags.DEFINE_bool("save", False, "Write the most pruned model to OUT/model; takes one --method.")
 # The settings of jmat.prune.plans.How, by name.
 _HOW: dict[str, flags.FlagHolder] = {
-    "score": flags.DEFINE_enum("score", "kl", SCORES, "What orders the blocks: the KL that removing one costs (kl), "
-        "or what it does to the stream (jmat.prune.scores)."),
+    "score": flags.DEFINE_enum("score", "kl", SCORES, "Score that orders the blocks: the KL that removing one costs "
+        "(kl), or one of what a block does to the stream (jmat.prune.scores)."),
     "rescore": flags.DEFINE_bool("rescore", False, "Compute the scores anew after each removal, on what is left."),
     "spans": flags.DEFINE_bool("spans", False, "Remove the best span of k neighbouring blocks, for each k."),
     "refit": flags.DEFINE_enum("refit", "original", REFITS, "Maps from the whole model's stream, or one after another "

@@ -29,7 +29,7 @@ from jmat.sites import SUBMODULES
 from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially
 
 flags.adopt_module_key_flags(common)
-_MAPS = flags.DEFINE_list("maps", ["mat", *ABLATIONS], f"Which to evaluate, of mat, {', '.join(ABLATIONS)}.")
+_MAPS = flags.DEFINE_list("maps", ["mat", *ABLATIONS], f"Maps to evaluate, of mat, {', '.join(ABLATIONS)}.")
 _LAYERS = flags.DEFINE_list("layers", [], "Source layers l, of 0 .. L; default all.")
 _REFIT = flags.DEFINE_enum(
     "refit", "none", ["none", "sequential"], "none: maps fitted on the unmodified model, as in the paper."

@@ -25,7 +25,7 @@ from jmat.maps import model_hash
 from jmat.results import write_results
 from jmat.verify.report import SENTENCES, format_report, report_rows, verify
 
-flags.DEFINE_string("text", None, "What to run the model on, instead of built-in English sentences.")
+flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in English sentences.")
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
     flags.declare_key_flag(name)
 

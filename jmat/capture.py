@@ -108,7 +108,7 @@ def reading_batches(
 def packed_readings(
     config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
 ) -> list[Packed]:
-    """The same with several sentences a row."""
+    """Like `reading_batches`, with several sentences a row."""
     split, how = _seen(config, split, mask_token)
     return packed(split, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple, **how)
 

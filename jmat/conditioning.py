@@ -1,4 +1,4 @@
-"""What R of X = Q R tells of a regression: rank, condition number, and solutions where X is not of full rank.
+"""Computes rank, condition number and minimum-norm solutions of a regression from R of X = Q R.
 
 Rank is judged on R with its columns scaled to unit length. What is large or small is then dependence between
 coordinates, not their units. Where the rank is deficient, the scaled SVD gives a solution that is as accurate, and
@@ -21,7 +21,7 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def numerical_rank(R: Array, rcond: Array | float | None) -> Array:
-    """How many singular values of the scaled R [min(N, D), D] are not zero up to rounding, or by `rcond`; int32.
+    """Counts the singular values of the scaled R [min(N, D), D] that are not zero up to rounding, or by `rcond`; int32.
 
     They are computed unless `||R|| ||R⁻¹||`, which costs a tenth, shows that all of them count by far.
     """
@@ -52,12 +52,12 @@ def scaled_svd(R: Array, rcond: Array | float | None, rank: Array) -> tuple[Arra
 
 
 def _counts(s: Array, rcond: Array | float | None) -> Array:
-    """Which singular values are not zero up to rounding."""
+    """Returns which singular values are not zero up to rounding."""
     return s > _smallest(s, rcond) * s[0]
 
 
 def _smallest(values: Array, rcond: Array | float | None) -> Array | float:
-    """What part of the largest singular value another must exceed to count."""
+    """Returns the share of the largest singular value that another must exceed to count."""
     return RANK_EPS * float(jnp.finfo(values.dtype).eps) if rcond is None else rcond
 
 

@@ -1,4 +1,4 @@
-"""What a model's numbers depend on: one frozen `ModelConfig` for every architecture, read from a config.json."""
+"""Defines `ModelConfig`: all that a model's numbers depend on, for every architecture, from its config.json."""
 
 import dataclasses
 import json

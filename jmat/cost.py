@@ -21,7 +21,7 @@ TARGETS = ("final", "all")
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the formulas need to know of the hardware.
+    """The properties of the hardware that the formulas need.
 
     Attributes:
         name: for the table.
@@ -44,7 +44,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one pass over text and the maps that follow from it.
+    """The cost of one pass over text and of the maps that follow from it.
 
     Attributes:
         flops: by step: `capture`, `statistics` (float64), `fit` (float64).
@@ -72,7 +72,7 @@ def streaming_cost(
     tokens_per_batch: int = 4096,
     bytes_per_value: int = 4,
 ) -> Cost:
-    """Of linear maps between layers from streaming moments (`jmat.streaming`).
+    """Returns the cost of linear maps between layers from streaming moments (`jmat.streaming`).
 
     Args:
         config: of the model.
@@ -143,8 +143,8 @@ def moments_fit_flops(config: ModelConfig, targets: str) -> float:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Of the model as jmat holds it, from the shapes of its parameters: nothing is allocated, and only one block and
-    the next are looked at, since all are alike.
+    """Returns the number of parameters of the model as jmat holds it. Nothing is allocated, and only the shapes of one
+    block and the next are looked at, since all are alike.
     """
 
     def count(layers: int) -> int:
@@ -162,9 +162,10 @@ def statistics_bytes(config: ModelConfig, targets: str) -> int:
 
 
 def batch_bytes(config: ModelConfig, tokens: int, row_length: int, *, bytes_per_value: int = 4) -> int:
-    """Of one batch at its peak: the streams h_0 .. h_L, and inside a block the hidden layer and the attention scores.
+    """Returns the bytes of one batch at its peak.
 
-    Statistics convert one pair of streams at a time to float64.
+    It holds the streams h_0 .. h_L and, inside a block, the hidden layer and the
+    attention scores. Statistics convert one pair of streams at a time to float64.
     """
     D, gates = config.width, 2 if config.gated_ffn else 1
     streams = (config.layers + 1) * D * bytes_per_value

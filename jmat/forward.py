@@ -124,7 +124,7 @@ def run(
 def logits(
     model: Any, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
 ) -> Float[Array, "*batch V"]:
-    """What the model predicts from a vector that stands in for the final stream h_L: `head(final_norm(x))`, in float32.
+    """Returns logits from a vector that stands in for the final stream h_L: `head(final_norm(x))`, in float32.
 
     For GPT-2 the head is the unembedding after `ln_f`; for BERT the whole masked-language-model head. Of `sites`, those
     named `final_norm` and `logits` apply.
@@ -285,7 +285,7 @@ def _name_block(i):
 
 
 def _whole(model):
-    """Where a sharded model's parameters come together. The token table tells: looking at all of them takes long."""
+    """Returns where a sharded model's parameters come together; read off the token table, since all take long."""
     return gathered(model.embed.tokens.table.get_raw_value())
 
 

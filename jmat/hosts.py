@@ -193,7 +193,7 @@ def count() -> int:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, the one that writes files and talks to the user."""
+    """Returns whether this is process 0, the one that writes files and talks to the user."""
     return count() == 1 or jax.process_index() == 0
 
 
@@ -285,7 +285,7 @@ def _exchange(values: Shaped[ndarray, "*shape"]) -> Shaped[ndarray, "P *shape"]:
 
 
 def _meet(size: int = 0, failure: str | None = None) -> list[int]:
-    """What every process says is its size. Raises OtherProcessError for the first failure that one tells of."""
+    """Returns the size that every process reports. Raises OtherProcessError for the first failure that one reports."""
     if count() == 1:
         return [size]
     text = b"" if failure is None else (failure or "no message").encode()[: _CARD - 16]

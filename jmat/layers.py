@@ -20,7 +20,7 @@ from jmat.sites import Tap
 
 
 class Context(NamedTuple):
-    """What a block knows besides the stream."""
+    """The inputs of a block besides the stream."""
 
     positions: Int[Array, "B T"]  # index of each token in its own text, from 0
     segments: Int[Array, "B T"] | None  # which text a token belongs to; 0 is padding; None: one text a row, no padding
@@ -97,7 +97,7 @@ def rms_norm(x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float)
 def attention_mask(
     segments: Int[Array, "B T"] | None, length: int, causal: bool, window: Int[Array, ""] | None = None
 ) -> Bool[Array, "#B T T"]:
-    """Which token (axis 1) may look at which (axis 2): the same text, never padding, nothing later if causal.
+    """Returns which token (axis 1) may look at which (axis 2): the same text, never padding, nothing later if causal.
 
     With a window, a token sees only the last `window` tokens, itself included.
     """
@@ -278,7 +278,7 @@ class FeedForward(nnx.Module):
         return self.down(self.hidden(x))
 
     def hidden(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch F"]:
-        """What the output projection `down` reads."""
+        """Returns the input of the output projection `down`."""
         activation = ACTIVATIONS[self.activation]
         if self.gate is None:
             return activation(self.up(x))

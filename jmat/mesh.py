@@ -61,7 +61,7 @@ def place(mesh: Mesh, model: Tree) -> Tree:
 
 
 def gathered(array: Any) -> NamedSharding | None:
-    """How an array that is split over devices lies when each has all of it; None if it is not split, or is traced."""
+    """Returns the sharding of a split array once each device has all of it; None if it is not split, or is traced."""
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return None
     sharding = array.sharding
@@ -71,7 +71,7 @@ def gathered(array: Any) -> NamedSharding | None:
 
 
 def settled(tree: Tree, whole: NamedSharding | None) -> Tree:
-    """What a program made that brought sharded parameters together (`gathered`); on CPU devices, once it is there.
+    """Returns the result of a program that gathers sharded parameters; on CPU devices, waits for it.
 
     These devices share a pool of threads. A gathering program needs a thread for each of them at once, and one that is
     dispatched beside it can take the last: then both would wait for ever, until XLA aborts the process.

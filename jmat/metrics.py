@@ -1,4 +1,4 @@
-"""How well a stand-in agrees with what it stands in for: per-example values, and intervals for their means.
+"""Measures how well a stand-in agrees with what it stands in for: per-example values, and intervals for their means.
 
 Values stay per example until the bootstrap, so that every figure can have an interval. Entropies and the like are in
 nats. Non-finite logits give NaN in every value of that example, never a perfect score by accident of comparison.
@@ -44,7 +44,7 @@ def compare(
 
 
 def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N"]:
-    """How many tokens come before this one, by logit and then by id; counted, since V is too long to sort."""
+    """Returns how many tokens come before this one, by logit and then by id; counted, since V is too long to sort."""
     own = _pick(logits, token)[:, None]
     lower_id = jnp.arange(logits.shape[-1], dtype=token.dtype) < token[:, None]
     return jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
@@ -52,7 +52,7 @@ def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N
 
 @jax.jit
 def confidences(logits: Float[Array, "N V"]) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
-    """How sure a prediction is of itself.
+    """Returns several measures of the confidence of a prediction.
 
     Returns:
         `gap`: p(1) − p(2), between the two largest probabilities (0 where they tie).
@@ -161,7 +161,7 @@ def bootstrap_mean(
 def bootstrap_counts(
     n: int, *, groups: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
 ) -> Float[np.ndarray, "S N"]:
-    """How often each of n examples is drawn in each resample; the same ones that `bootstrap_mean` uses."""
+    """Returns how often each of n examples is drawn in each resample; the same ones that `bootstrap_mean` uses."""
     return np.concatenate(list(_count_chunks(n, samples, seed, groups)))
 
 

@@ -58,7 +58,7 @@ _UNITS = {"surprisal": "nats", "kl": "nats", "cross_entropy": "nats"}
 
 
 def plot_layer_jump(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
-    """What `mat` and `id` predict from every layer: precision@1, @5, @10 and surprisal."""
+    """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and surprisal."""
     plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), path, title=title)
 
 

@@ -195,9 +195,10 @@ class Factors:
         return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
 
     def explained(self, Y: Float[Array | np.ndarray, "N R"]) -> float:
-        """Which share of Y a map without penalty explains: `1 − residual / ||Y||²`, Y centred if there is an intercept.
+        """Returns the share of Y that a map without penalty explains: `1 − residual / ||Y||²`.
 
-        Read off `Qᵀ Y`: no map is solved for. Accurate to 1e-6. 1 where there is nothing to explain.
+        Y is centred if there is an intercept. Read off `Qᵀ Y`: no map is solved for.
+        Accurate to 1e-6. 1 where there is nothing to explain.
 
         Raises:
             ValueError: as `solve`.

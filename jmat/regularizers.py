@@ -19,7 +19,7 @@ _TINY = 1e-12  # keeps the gradient of a norm finite at zero
 
 
 class Regularizer(NamedTuple):
-    """What is penalised, one of `KINDS`, and how much."""
+    """A penalty: its kind, one of `KINDS`, and its weight."""
 
     kind: str = "none"
     weight: float = 0.0

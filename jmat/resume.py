@@ -1,4 +1,4 @@
-"""What a killed run goes on from: Orbax checkpoints of its state."""
+"""Saves and restores Orbax checkpoints of a run's state, from which a killed run goes on."""
 
 import contextlib
 import pathlib

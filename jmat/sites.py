@@ -126,7 +126,7 @@ class Tap:
         return self.read(name, y)
 
     def touches(self, prefix: str) -> bool:
-        """Whether any site that starts so is kept or replaced."""
+        """Returns whether any site that starts so is kept or replaced."""
         return any(name.startswith(prefix) for name in (*self._keep, *self._sites))
 
     def read(self, name: str, value: jax.Array) -> jax.Array:
@@ -136,7 +136,10 @@ class Tap:
         return value
 
     def finish(self) -> dict[str, jax.Array]:
-        """What was kept, by name. Raises ValueError for a site inside a part that is replaced: it was never reached."""
+        """Returns the values that were kept, by name.
+
+        Raises ValueError for a site inside a part that is replaced, which was never reached.
+        """
         unreached = (self._keep - self._kept.keys()) | (self._sites.keys() - self._used)
         if unreached:
             raise ValueError(

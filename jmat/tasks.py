@@ -1,4 +1,4 @@
-"""What a causal model can do: perplexity on a text, and multiple-choice tasks from a local file or the hub.
+"""Measures what a causal model can do: perplexity on a text, and multiple-choice tasks from a local file or the hub.
 
 A task is one of `jmat.data.hub_tasks` by name, or a JSONL file, one question a line:
 

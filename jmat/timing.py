@@ -11,7 +11,7 @@ Work = Callable[[], Any]
 
 
 def seconds(work: Work) -> float:
-    """Of one call, until its results are there."""
+    """Returns the seconds of one call, until its results are there."""
     begin = time.perf_counter()
     jax.block_until_ready(work())
     return time.perf_counter() - begin

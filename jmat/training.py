@@ -114,7 +114,7 @@ def _is_matrix(params: Any) -> Any:
 
 
 def _block_matrices(params: Any) -> Any:
-    """What muon orthogonalizes: [in, out] matrices; None for all others."""
+    """Returns the matrices that muon orthogonalizes, [in, out]; None for all others."""
 
     def dimensions(path: tuple[Any, ...], leaf: Any) -> Any:
         in_block = path[0] == jax.tree_util.GetAttrKey("blocks")

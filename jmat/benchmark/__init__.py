@@ -1,1 +1,1 @@
-"""How fast jmat is, and how exact, against what people use: the parts of `experiments.benchmark`."""
+"""Measures how fast and how exact jmat is, against what people use: the parts of `experiments.benchmark`."""

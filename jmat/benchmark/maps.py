@@ -73,7 +73,7 @@ def _against_pairs(
     by_pair: Callable[[int, int], Any] | None,
     goal: Goal,
 ) -> list[Row]:
-    """What is computed for all pairs of layers at once, against a rival that takes them one by one, on some of them.
+    """Compares a computation for all pairs of layers at once with a rival that takes some of them one by one.
 
     `by_pair` is None where the rival is not installed.
     """

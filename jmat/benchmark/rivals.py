@@ -1,4 +1,4 @@
-"""What people use, on PyTorch and scikit-learn, which need not be installed."""
+"""Runs what people use, on PyTorch and scikit-learn, which need not be installed."""
 
 import importlib.util
 import pathlib
@@ -14,7 +14,7 @@ from jmat.data.batching import Batch
 
 
 def installed(package: str) -> bool:
-    """Whether a package can be imported."""
+    """Returns whether a package can be imported."""
     return importlib.util.find_spec(package) is not None
 
 

@@ -9,13 +9,13 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What a ratio should be: at least this, or at most."""
+    """A bound on a ratio: at least this, or at most."""
 
     value: float | int
     at_most: bool = False
 
     def met(self, ratio: float | int) -> bool:
-        """Whether it is reached."""
+        """Returns whether a value reaches the goal."""
         return ratio <= self.value if self.at_most else ratio >= self.value
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark works on: a GPT-2 with random weights, sentences of random tokens, and stored activations."""
+"""Makes the inputs of a benchmark: a GPT-2 with random weights, sentences of random tokens, and stored activations."""
 
 import dataclasses
 import pathlib
@@ -60,7 +60,7 @@ class Bench:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the model."""
+        """Returns the config of the model."""
         return self.model.config
 
 

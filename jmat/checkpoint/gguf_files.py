@@ -119,7 +119,7 @@ def open_gguf(path: pathlib.Path) -> tuple[dict[str, Any], TensorFiles]:
 
 
 def holds_tokenizer(path: pathlib.Path) -> bool:
-    """Whether a GGUF file says how to split text into its tokens."""
+    """Returns whether a GGUF file says how to split text into its tokens."""
     return "tokenizer.ggml.tokens" in _read(path)[1].metadata
 
 

@@ -118,7 +118,7 @@ def parameters(model: Any) -> dict[str, Any]:
 
 
 def with_parameters(model: Any, arrays: Mapping[str, jax.Array]) -> Any:
-    """The same model with other parameters, by dotted path."""
+    """Returns the model with other parameters, given by dotted path."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
     return jax.tree.unflatten(treedef, [arrays[_dotted(path)] for path, _ in leaves])
 

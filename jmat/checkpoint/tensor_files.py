@@ -125,7 +125,7 @@ def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles
 
 
 def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """What a file says about its tensors, and where their bytes begin. `safe_open` checks that the two agree."""
+    """Returns the header of a file, and where the bytes of its tensors begin. `safe_open` checks that both agree."""
     try:
         with safetensors.safe_open(path, framework="numpy"):
             pass

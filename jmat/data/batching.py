@@ -186,7 +186,7 @@ def padding_waste(split: Split, **options: Any) -> float:
 
 
 def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> Int[ndarray, " S"]:
-    """How many tokens of each sentence are run: 0 where no example needs any."""
+    """Returns how many tokens of each sentence are run: 0 where no example needs any."""
     if max_length is not None and (split.lengths > max_length).any():
         where = int(split.lengths.argmax())
         raise ValueError(
@@ -201,7 +201,7 @@ def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> In
 def _plan(
     sizes: Int[ndarray, " S"], max_length: int | None, tokens_per_batch: int, multiple: int, row_multiple: int
 ) -> list[tuple[Int[ndarray, " b"], int, int]]:
-    """Which sentences go into each batch, and its B and T: longest first, so every batch but the last one is full."""
+    """Returns the sentences of each batch, and its B and T: longest first, so every batch but the last one is full."""
     order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     plan: list[tuple[Int[ndarray, " b"], int, int]] = []
     B = T = start = 0

@@ -70,11 +70,11 @@ class Split:
 
     @property
     def starts(self) -> Int[ndarray, " S"]:
-        """Where each sentence begins in `tokens`."""
+        """Returns where each sentence begins in `tokens`."""
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     def places(self, sentences: Int[ndarray, " K"]) -> Int[ndarray, " total"]:
-        """Where the tokens of some sentences stand in `tokens`, one sentence after another, repeats included."""
+        """Returns the places in `tokens` of the tokens of some sentences, in their order, repeats included."""
         spans = zip(self.starts[sentences], self.lengths[sentences], strict=True)
         return np.concatenate([np.arange(start, start + length) for start, length in spans])
 

@@ -28,7 +28,7 @@ SplitText = Callable[[str], list[str]]  # paragraph → sentences
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a corpus lies on the hub: `shards` parquet files with a column `text`, numbered where `path` has `{}`."""
+    """The place of a corpus on the hub: `shards` parquet files with a column `text`, numbered where `path` has `{}`."""
 
     about: str
     repo: str
@@ -38,7 +38,7 @@ class Source:
     row_is: str = "document"  # or a "line" of WikiText, where titles begin documents and tokens stand apart
 
     def address(self, shard: int) -> str:
-        """Of one file, as `datasets` and `fsspec` read it."""
+        """Returns the address of one file, as `datasets` and `fsspec` read it."""
         return f"hf://datasets/{self.repo}@{self.revision}/{self.path.format(shard)}"
 
 

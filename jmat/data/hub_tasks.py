@@ -14,7 +14,7 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class HubTask:
-    """Where a task lies, and how its rows are put as `jmat.tasks` has them in JSONL files."""
+    """The place of a task on the hub, and how its rows become those of `jmat.tasks`' JSONL files."""
 
     about: str
     repo: str
@@ -24,7 +24,7 @@ class HubTask:
 
     @property
     def address(self) -> str:
-        """Of its file, as `datasets` reads it."""
+        """Returns the address of its file, as `datasets` reads it."""
         return f"hf://datasets/{self.repo}@{self.revision}/{self.path}"
 
 

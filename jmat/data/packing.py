@@ -30,7 +30,7 @@ class Batch(NamedTuple):
         return Batch(*(field[rows] for field in self))
 
     def padded_to(self, multiple: int) -> "Batch":
-        """The same batch with empty rows (no segment, no target) up to a multiple of rows."""
+        """Returns the batch with empty rows (no segment, no target) up to a multiple of rows."""
         extra = -self.rows % multiple
         fill = Batch(inputs=0, targets=-1, segments=0, positions=0)  # type: ignore[arg-type]
         pad = lambda field, value: np.pad(field, ((0, extra), (0, 0)), constant_values=value)  # noqa: E731
@@ -85,10 +85,11 @@ def best_fit(
     most: int | None = None,
     opens: int = 1,
 ) -> list[list[int]]:
-    """Which sizes share a row of a length: each goes, in order, where it leaves the least room, or into a new row.
+    """Returns which sizes share a row of a length.
 
-    With `counts`, those in a row add up to `most`, or it holds only one. Sizes under `opens` fill rows, but begin none:
-    they are left out where there is no room.
+    Each size goes, in order, where it leaves the least room, or into a new row. With
+    `counts`, those in a row add up to `most`, or it holds only one. Sizes under `opens`
+    fill rows, but begin none: they are left out where there is no room.
     """
     room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left that are not full
     rows: list[list[int]] = []

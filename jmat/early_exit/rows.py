@@ -21,7 +21,7 @@ CONFIDENCES = ("gap", "max_probability", "entropy", "patience")
 
 
 class Reading(NamedTuple):
-    """What one kind of map (`mat`, `id`) predicts from every layer, example by example."""
+    """The predictions of one kind of map (`mat`, `id`) from every layer, example by example."""
 
     metrics: Mapping[str, Float[ndarray, "N L1"]]
     confidence: Mapping[str, Float[ndarray, "N L1"]]  # rising with how sure the shortcut is
@@ -45,8 +45,8 @@ def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, 
 def thresholds_of(
     confidence: str, lambdas: Sequence[float], positions: Int[ndarray, " N"], config: ModelConfig, protocol: str
 ) -> tuple[str, Sequence[float], Float[ndarray, "S #N"]]:
-    """What a threshold is called in a row (`lambda` by the paper's rule, else `threshold`), the grid, and each
-    example's.
+    """Returns the row key (`lambda` by the paper's rule, else `threshold`), the grid of thresholds, and the threshold
+    of every example.
     """
     if confidence in ("gap", "short_gap"):
         t = positions

@@ -27,7 +27,7 @@ class ExitRule:
 
 
 def short_list(model: Any, words: Int[ndarray, " W"]) -> Any:
-    """The same model with a head over some words only: what a check needs, at W/V of the cost."""
+    """Returns the model with a head over some words only, for checks at W/V of the cost."""
     V = model.config.vocab_size
     if model.config.width == V:
         raise ValueError(f"the width and the vocabulary are both {V}: the head's word axis cannot be told apart.")
@@ -80,7 +80,7 @@ def run_until_sure(
 def run_fully(
     model: Any, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
 ) -> Int[ndarray, " B"]:
-    """The same loop without checks: what an early exit is timed against."""
+    """Runs the loop without checks, against which an early exit is timed."""
     x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
     x = advance(model, x, context, 0, model.config.layers)
     return np.asarray(predict(model, gather(x, positions)))
@@ -89,7 +89,7 @@ def run_fully(
 def check(
     model: Any, shortcut: Any, x: Float[Array, "B T D"], positions: Int[ndarray, " B"]
 ) -> tuple[Float[Array, "B D"], Float[Array, " B"]]:
-    """What stands in for h_L at the positions, and the gap between its two largest probabilities: one program."""
+    """Returns what stands in for h_L at the positions, and the gap between its two largest probabilities."""
     return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions)
 
 

@@ -23,7 +23,7 @@ BERT_POSITION = 3
 
 
 class Outcome(NamedTuple):
-    """What happens to each example at each threshold."""
+    """The exit of each example at each threshold."""
 
     layers: Int[ndarray, "S N"]  # blocks run
     hits: Float[ndarray, "S N"]  # precision@1 at the exit
@@ -72,7 +72,7 @@ def fixed_exit(hits: Float[ndarray, "N L1"]) -> Outcome:
 
 
 def patience(top_1: Int[ndarray, "N L1"]) -> Int[ndarray, "N L1"]:
-    """How many layers in a row, up to this one, agree with the one before on the top token (0 where it does not)."""
+    """Returns how many layers in a row, up to each one, agree with the one before on the top token."""
     runs = np.zeros(top_1.shape, np.int64)
     for l in range(1, top_1.shape[1]):
         runs[:, l] = np.where(top_1[:, l] == top_1[:, l - 1], runs[:, l - 1] + 1, 0)

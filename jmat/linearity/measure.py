@@ -1,4 +1,4 @@
-"""How linear a model is, step by step and part by part (Razzhigaev et al. 2024, arXiv 2405.12250).
+"""Measures how linear a model is, step by step and part by part (Razzhigaev et al. 2024, arXiv 2405.12250).
 
 Two passes over text and nothing stored but sums: the first adds up the moments from which every affine map and its
 in-sample score follow, the second applies the maps to other sentences and keeps a few numbers a token.
@@ -77,7 +77,7 @@ class PerToken:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """What is known of one model.
+    """The measurements of one model.
 
     Attributes:
         in_sample: both scores of each pair, on the fit text.

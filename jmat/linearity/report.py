@@ -1,4 +1,4 @@
-"""What a linearity run reports: rows of results.json with intervals, and figures drawn from these rows alone."""
+"""Reports a linearity run: rows of results.json with intervals, and figures drawn from these rows alone."""
 
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

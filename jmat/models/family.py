@@ -1,4 +1,4 @@
-"""What an architecture tells the rest of jmat: how to read its config, build it, and find its weights."""
+"""Defines `Family`: how to read the config of an architecture, build it, and find its weights."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """How one tensor of a file becomes our parameters, and back. Both directions take and give tuples of arrays."""
+    """Turns one tensor of a file into our parameters, and back. Both directions take and give tuples of arrays."""
 
     load: Callable[[Any], tuple[Any, ...]]
     save: Callable[[tuple[Any, ...]], Any]

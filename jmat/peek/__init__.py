@@ -1,1 +1,1 @@
-"""What every layer already predicts, in the terminal and as a page."""
+"""Shows what every layer already predicts, in the terminal and as a page."""

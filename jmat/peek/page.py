@@ -38,7 +38,7 @@ def page(peek: Peek) -> str:
 
 
 def shade(probability: float) -> float:
-    """How far a cell's colour is from empty to full, 0..1. A square root, to tell 1 % from 5 %."""
+    """Returns how full a cell's colour is, 0..1: a square root, so that 1 % and 5 % differ visibly."""
     return math.sqrt(min(max(probability, 0.0), 1.0))
 
 
@@ -73,7 +73,7 @@ def _table(peek: Peek, number: int, kind: str) -> str:
 
 
 def _widths(sentence: Sentence) -> list[int]:
-    """Of the columns, in digits: the same for all maps, so that their tables lie one below the other."""
+    """Returns the widths of the columns in digits, equal for all maps, so that their tables line up."""
     columns = [[token] for token in sentence["tokens"]]
     for by_layer in sentence["predictions"].values():
         for tops in by_layer:

@@ -1,4 +1,4 @@
-"""What pruning costs and saves: perplexity, KL and agreement on held-out text; parameters, FLOPs, time.
+"""Measures what pruning costs and saves: perplexity, KL and agreement on held-out text; parameters, FLOPs, time.
 
 Values are summed sentence by sentence, so that intervals can be bootstrapped over sentences, the same resamples for
 every pruned model.

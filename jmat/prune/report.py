@@ -140,7 +140,7 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
 
 
 def _mean_context(text: Text, *, causal: bool) -> float:
-    """How many tokens a token of the text looks at, on average."""
+    """Returns how many tokens a token of the text looks at, on average."""
     lengths = text.split.lengths.astype(np.float64)
     seen = lengths * (lengths + 1) / 2 if causal else lengths**2
     return float(seen.sum() / lengths.sum())

@@ -1,4 +1,4 @@
-"""How much a block, or a stretch of blocks, does to the stream: the order in which blocks are removed.
+"""Scores how much a block, or a stretch of blocks, does to the stream: the order of removal.
 
 With h = h_i the stream before block i, and h' = h_j the stream after block j − 1 (j = i + 1 for one block):
 

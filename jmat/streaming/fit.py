@@ -98,8 +98,9 @@ def _solve(factors, B, total, ridge):
 
 
 def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) -> dict[str, float]:
-    """How much of the target a map of the source explains, on the text of these moments: held out if it was not fitted
-    on it.
+    """Returns how much of the target a map of the source explains, on the text of these moments.
+
+    The figure is held out if the map was not fitted on that text.
 
     Returns:
         `r2`, the uniform mean over the coordinates of `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, and `r2_weighted`, by the
@@ -161,7 +162,7 @@ class Linearity:
 
     @property
     def without_residual(self) -> float:
-        """The same between X and Y − X: the residual is the same, what it is held against is not."""
+        """Returns the score between X and Y − X: the same residual, divided by the spread of Y − X."""
         return np.nan if self.contribution is None else _share(self.residual, self.contribution)
 
     def adjusted(self, score: float) -> float:

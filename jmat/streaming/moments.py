@@ -215,7 +215,7 @@ def _merge(first, second):
 
 
 def _about(moments, origin):
-    """The same sums about another origin."""
+    """Returns the sums about another origin."""
     n, sums = moments.count, moments.sums
     step = {site: moments.shift[site] - origin[site] for site in origin}
     return Moments(
@@ -243,7 +243,7 @@ def _moved(total, count, sums, steps):
 
 
 def mean(moments: Moments, site: str) -> Float[Array | ndarray, " D"]:
-    """Of the activations, float64."""
+    """Returns the mean of the activations, float64."""
     with jax.enable_x64(True):
         return moments.shift[site] + moments.sums[site] / moments.count[site]
 

@@ -31,7 +31,7 @@ _SHORTEST_ROW = 128
 
 
 def all_positions(split: Split, *, skip_first: int = 0, skip_tokens: Sequence[int] = ()) -> Bool[ndarray, " total"]:
-    """Which tokens of a split are read: all but every sentence's first `skip_first`, and those with certain ids."""
+    """Returns all tokens of a split but every sentence's first `skip_first`, and those with certain ids."""
     if skip_first < 0:
         raise ValueError(f"skip_first={skip_first}: expected at least 0.")
     position = np.arange(len(split.tokens)) - np.repeat(split.starts, split.lengths)
@@ -39,7 +39,7 @@ def all_positions(split: Split, *, skip_first: int = 0, skip_tokens: Sequence[in
 
 
 def sampled_positions(split: Split) -> Bool[ndarray, " total"]:
-    """Which tokens of a split are its examples."""
+    """Returns which tokens of a split are its examples."""
     read = np.zeros(len(split.tokens), bool)
     read[split.starts[split.rows] + split.positions] = True
     return read
@@ -181,7 +181,7 @@ def partial_moments(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
-    """The same before `combine`: every device's own sums. For passes that go on from where another one stopped.
+    """Like `stream_moments`, but returns the sums of each device, so that an interrupted pass can go on.
 
     `moments` are those of the batches before, as this function returned them; they are used up. However the batches are
     divided over calls, the result has the same bits.
@@ -218,7 +218,7 @@ def _after_each_batch(parts: Iterable[Any], moments: Moments) -> Iterator[Moment
 
 
 def by_batch(parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """What `visit` yields, the parts of one batch together."""
+    """Yields what `visit` yields, the parts of one batch together."""
     return (of_batch for _, of_batch in itertools.groupby(parts, key=lambda part: id(part[0])))
 
 
@@ -272,7 +272,7 @@ def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ..
 
 
 def _is_inside(site: str) -> bool:
-    """Whether it is a part of a block: `block.3.attn`, not `block.3` itself."""
+    """Returns whether a site is a part of a block: `block.3.attn`, not `block.3` itself."""
     return site.count(".") > 1 and site.startswith("block.")
 
 

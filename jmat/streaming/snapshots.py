@@ -1,4 +1,4 @@
-"""What a killed pass over text goes on from: its sums and the number of batches in them, on disk every few minutes.
+"""Saves the sums of a pass over text every few minutes, so that a killed pass goes on from them.
 
 Every process of several has its own, and needs no other to write or to read them.
 """
@@ -34,7 +34,7 @@ class Terminated(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Snapshots:
-    """Where a pass over text writes its snapshots, how often, and whose they are.
+    """The settings of a pass's snapshots: their folder, how often they are written, and whose they are.
 
     A snapshot holds every device's own sums (`Moments` states their size); the newest two are kept.
 

@@ -1,4 +1,4 @@
-"""What transformers computes on PyTorch, site by site: the independent reference that jmat is held against."""
+"""Computes, site by site, what transformers does on PyTorch: the independent reference for jmat."""
 
 import dataclasses
 import pathlib
@@ -135,7 +135,7 @@ def _distilbert(hf: Mapping[str, Any]) -> dict[str, Hook]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """How transformers runs an architecture: the class that loads it with its head, and where each site is."""
+    """The way transformers runs an architecture: the class that loads it with its head, and where each site is."""
 
     auto: str
     sites: Callable[[Mapping[str, Any]], dict[str, Hook]]  # config.json → site → hook

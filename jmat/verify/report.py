@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 class SiteDifference(NamedTuple):
-    """How far a site is from the reference, and how far rounding takes transformers from itself (0: not measured)."""
+    """The distance of a site from the reference, and that of transformers from itself by rounding (0: not measured)."""
 
     site: str
     difference: float
@@ -56,13 +56,13 @@ class SiteDifference(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether tolerance or rounding explains the difference."""
+        """Returns whether tolerance or rounding explains the difference."""
         return self.difference <= max(TOLERANCE, FACTOR * self.rounding)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The result of a comparison."""
 
     verdict: str
     sites: tuple[SiteDifference, ...]  # in the order of computation
