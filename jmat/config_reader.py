@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jmat.errors import printable, shortened
+from jmat.errors import shortened, shortened_name
 from jmat.transformers_fields import NOTHING_IF_NULL, known_to_transformers
 
 _MOST_BLOCKS = 1_000_000  # beyond any model, and a list of so many is still made at once
 _LARGEST = 2**31 - 1  # of a size: what JAX can index
+_MOST_LISTED = 20  # fields in one message
 TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # Fields that never change a forward pass at inference: bookkeeping, generation defaults, dropout, other heads.
@@ -177,13 +178,15 @@ class ConfigReader:
             family = self.hf.get("model_type", "unknown")
             raise ValueError(f"cannot load this {family} config.json: " + "; ".join(self._problems) + ".")
         if foreign:
-            listed = ", ".join(
-                f"{printable(name, lines=False)}={shortened(value, 40)}" for name, value in foreign.items()
-            )
+            listed = [
+                f"{shortened_name(name)}={shortened(value, 40)}" for name, value in list(foreign.items())[:_MOST_LISTED]
+            ]
+            if len(foreign) > _MOST_LISTED:
+                listed.append(f"and {len(foreign) - _MOST_LISTED} more")
             logging.getLogger(__name__).warning(
                 "config.json holds fields that no %s model of transformers reads, passed over here too: %s.",
                 self.hf["model_type"],
-                listed,
+                ", ".join(listed),
             )
 
     def _check_ignored(self) -> None:

@@ -26,6 +26,12 @@ def shortened(value: object, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def shortened_name(name: str, most: int = 60) -> str:
+    """Returns a name out of a file, control characters written out, cut after `most` characters."""
+    text = printable(name, lines=False)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def sentence(error: Exception) -> str:
     """Returns the message of an error, without the number that the operating system has for it."""
     if not isinstance(error, OSError) or error.strerror is None:

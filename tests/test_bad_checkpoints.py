@@ -147,7 +147,7 @@ def test_missing_shards_are_named(gpt2, tmp_path):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "sub/model.safetensors"])
+@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", ""])
 def test_an_index_may_not_name_files_outside_its_folder(gpt2, outside, tmp_path):
     index, weight_map = sharded(tmp_path, gpt2)
     weight_map["transformer.wte.weight"] = outside

@@ -174,6 +174,15 @@ def test_a_list_of_word_pieces_is_a_tokenizer(config, names, end, tmp_path):
     assert tokenizer.mask_token_id == 5
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "added_tokens.json", "any.model"])
+def test_a_file_that_no_tokenizer_needs_is_refused_before_it_is_read(name, made, tmp_path):
+    write(tmp_path, "gpt2", {"tokenizer.json": made["byte level"].to_str()})
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(ValueError, match=rf"does not load: {name} has {1 << 40} bytes, and no"):
+        load_tokenizer(tmp_path)
+
+
 def test_half_a_tokenizer_and_one_that_the_class_does_not_read_are_refused(made, tmp_path):
     files = bpe_files(made["byte level"])
     for name, other in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):

@@ -112,9 +112,14 @@ def test_fields_that_shared_code_of_transformers_reads_stay_refused(family):
         models.config_from_hf(base(family, is_causal=None))
 
 
-def test_a_long_foreign_value_is_cut(caplog):
-    models.config_from_hf(base("gpt2", vocabulary=["word"] * 100_000))
+def test_long_and_many_foreign_fields_are_cut(caplog):
+    models.config_from_hf(base("gpt2", vocabulary=["word"] * 100_000, **{"a" * 100_000: 1}))
     assert len(caplog.text) < 400
+    caplog.clear()
+    models.config_from_hf(base("gpt2", **{f"foreign_{i}": i for i in range(10_000)}))
+    (line,) = caplog.messages
+    assert len(line) < 1000
+    assert line.endswith("foreign_19=19, and 9980 more.")
 
 
 # --- other names ------------------------------------------------------------------------------------------------------

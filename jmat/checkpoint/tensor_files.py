@@ -80,7 +80,7 @@ def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
         names = sorted({str(name) for name in read_json_object(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a shard index ({in_one_line(error)}); download it again.") from None
-    outside = [name for name in names if pathlib.Path(name).name != name]
+    outside = [name for name in names if pathlib.PurePath(name).name != name or name in ("", "..")]
     if outside:
         raise ValueError(f"{index} names {outside[0]!r}, which is outside its folder.")
     missing = [name for name in names if not os.path.isfile(folder / name)]  # also of a name too long for one

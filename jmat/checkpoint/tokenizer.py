@@ -43,6 +43,7 @@ _NAMED = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.mod
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 _BOS_BY_DEFAULT = ("llama", "mistral", "gemma")  # model types
 _TRIED = "The first of 3 words, naïve: 数!"  # every tokenizer is tried on it when it is loaded
+_MOST_BYTES = 1 << 27  # of a tokenizer's files; that of Gemma 3, with 262,144 tokens, has 33 MB
 _LONG = 1 << 20  # tokens: more than the text above can have
 
 
@@ -59,6 +60,7 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
     gguf = find_gguf(folder)
     folder = folder if gguf is None else gguf.parent
     says = f"the tokenizer in {folder} does not load"
+    _check_sizes(folder, says)
     if (folder / "tokenizer.json").is_file():
         read = _from_tokenizer_json
     elif any(_present(folder, *names) for names in (("vocab.txt",), ("vocab.json", "merges.txt"))):
@@ -80,6 +82,14 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
         except ValueError:
             pass  # a small vocabulary may lack these letters and have no token for unknown ones
     return tokenizer
+
+
+def _check_sizes(folder: pathlib.Path, says: str) -> None:
+    """Raises ValueError for a file that is larger than any tokenizer's: reading it would take the machine's memory."""
+    for path in (path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        size = path.stat().st_size if path.is_file() else 0
+        if size > _MOST_BYTES:
+            raise ValueError(f"{says}: {path.name} has {size} bytes, and no tokenizer needs more than {_MOST_BYTES}.")
 
 
 def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
