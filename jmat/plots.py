@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from jmat.files import save_atomically
 
@@ -205,6 +205,13 @@ def count_axis(panel: Axes) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
 
 
+def perplexity_axis(panel: Axes) -> None:
+    """Makes the y axis logarithmic, with plain numbers such as 50 in place of 5 × 10¹."""
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(LogFormatter())
+    panel.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+
+
 def line(
     panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: tuple[str, str], linestyle: str = "-"
 ) -> None:
@@ -222,7 +229,7 @@ def _scale(panel: Axes, metric: str) -> None:
     if metric.startswith(_SHARES):
         panel.set_ylim(0, 1.02)
     elif metric == "perplexity":
-        panel.set_yscale("log")
+        perplexity_axis(panel)
     elif 0 <= panel.dataLim.y0 < 0.5 * panel.dataLim.y1:
         panel.set_ylim(bottom=0)
     if metric in _UNITS:

@@ -324,16 +324,17 @@ def test_fit_eval_hardly_changes_with_a_few_other_sentences(monkeypatch):
         assert new[:-1] == [s for s in old if s not in gone]
 
 
-def test_docs_of_other_versions_is_said_in_one_line(monkeypatch, caplog):
+@pytest.mark.parametrize("read", [load_corpus, lambda name: fit_eval(name, 50, 20, seed=0)])
+def test_docs_of_other_versions_is_said_in_one_line(monkeypatch, caplog, read):
     monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
-    fit_eval("docs", 50, 20, seed=0)
+    read("docs")
     (message,) = [record.getMessage() for record in caplog.records]
     assert "is not the text of README's figures" in message
     assert corpus.sentences_fingerprint(numbered(1000)) in message
     assert "\n" not in message
     caplog.clear()
     monkeypatch.setattr(corpus, "README_DOCS", corpus.sentences_fingerprint(numbered(1000)))
-    fit_eval("docs", 50, 20, seed=0)
+    read("docs")
     assert not caplog.records
 
 

@@ -163,6 +163,8 @@ def test_axes_suit_what_they_show(saved):
     far = [{**row, "metric": "cosine", "value": 0.9 + 0.01 * row["layer"], "low": 0.9, "high": 0.92} for row in rows]
     perplexity, kl, cosine = saved(plot_by_layer, rows + far, ("perplexity", "kl", "cosine")).axes
     assert (perplexity.get_yscale(), kl.get_yscale()) == ("log", "linear")
+    perplexity.set_ylim(42, 90)
+    assert {"50", "60", "80"} <= {label.get_text() for label in perplexity.get_yticklabels(which="both")}
     assert kl.get_ylabel() == "nats"
     assert cosine.get_ylim()[0] > 0.8  # far from zero: the axis does not begin there
 

@@ -203,7 +203,10 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
     """
     named = named_corpus(name_or_path)
     if named in _NAMED:
-        return _NAMED[named]()
+        sentences = _NAMED[named]()
+        if named == "docs":
+            _compare_with_readme(sentences_fingerprint(sentences))
+        return sentences
     if named is not None:
         return hub_corpora.hub_sentences(named)
     name = os.fspath(name_or_path)
@@ -264,8 +267,6 @@ def fit_eval(
     if named in hub_corpora.SOURCES:
         return hub_corpora.hub_fit_eval(named, num_fit, num_eval, seed)
     sentences = _distinct(load_corpus(name_or_path))
-    if named == "docs":
-        _compare_with_readme(sentences_fingerprint(sentences))
     if named in _NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]

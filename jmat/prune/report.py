@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jmat.notes import Predictions, noted
-from jmat.plots import NothingToDrawError, draw, key, legend, line
+from jmat.plots import NothingToDrawError, draw, key, legend, line, perplexity_axis
 from jmat.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
 from jmat.prune.merge import fold
 from jmat.prune.plans import Pruned, Scored
@@ -131,7 +131,7 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
             panel.set(title=name, xlabel="blocks removed")
             panel.set_xticks(range(len(names)), names, rotation=90 if upright else 0)
             if metric == "perplexity":
-                panel.set_yscale("log")
+                perplexity_axis(panel)
             else:
                 panel.set_ylim(0, 1.02 if metric == "precision@1" else None)
         legend(figure, [key(method, _LOOKS[method]) for method in methods])
