@@ -31,7 +31,7 @@ def test_json_of_no_sensible_size_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
     assert read_json_object(path, most_bytes=8) == {"a": 1}
-    with pytest.raises(ValueError, match="it has 8 bytes, and 7 are more than any such file needs"):
+    with pytest.raises(ValueError, match="it has 8 bytes, and no such file needs more than 7"):
         read_json_object(path, most_bytes=7)
     os.truncate(path, 2**24 + 1)
     assert peak_of(lambda: refused(path)) < 2**20
