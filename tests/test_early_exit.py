@@ -12,6 +12,7 @@ from jmat.early_exit.thresholds import (
     exit_layers,
     fixed_exit,
     layers_at,
+    layers_saved,
     outcome,
     paper_thresholds,
     patience,

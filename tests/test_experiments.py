@@ -149,7 +149,7 @@ def mistakes(tmp_path):
         "a process that joins nobody": ([*base, "--process_id=1"], "--process_id without --coordinator"),
         "a name too long": ([*base, "--examples=" + "x" * 300], "xxx…: File name too long."),
         "a long sentence for a name": ([*base[:1], *base[2:], "--corpus=" + "word " * 80], "…: File name too long."),
-        "a model's name too long": ([*base, "--model=" + "x" * 300], "xxx…: File name too long."),
+        "a model's name too long": ([*base, "--model=" + "x" * 300], f"no model '{'x' * 118}…: not bundled"),
         "no folder": ([*base, "--out="], "--out is empty; expected a folder"),
         "bad flag value": ([*base, "--num_fit=-3"], "num_fit"),
     }

@@ -10,7 +10,7 @@ import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
-from jmat.errors import first_line, readable_errors
+from jmat.errors import in_one_line, readable_errors, shortened
 from jmat.mesh import data_mesh
 from jmat.names import known_name
 
@@ -116,7 +116,7 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         )
 
     at = "" if revision is None else f" at revision {revision!r}"
-    elsewhere = f"no model {name!r}{at}: not bundled ({', '.join(bundled())}), not a local folder"
+    elsewhere = f"no model {shortened(name)}{at}: not bundled ({', '.join(bundled())}), not a local folder"
     try:
         folder = fetch(safe)
         return folder if any(folder.glob("model*.safetensors")) else fetch(pickled)
@@ -125,4 +125,4 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
             f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
         ) from None
     except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{elsewhere}, and the hub says: {first_line(error)}") from None
+        raise FileNotFoundError(f"{elsewhere}, and the hub says: {in_one_line(error)}") from None
