@@ -10,7 +10,7 @@ import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
-from jmat.errors import in_one_line, readable_errors, shortened
+from jmat.errors import first_line, readable_errors, shortened
 from jmat.mesh import data_mesh
 from jmat.names import known_name
 
@@ -125,4 +125,4 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
             f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
         ) from None
     except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{elsewhere}, and the hub says: {in_one_line(error)}") from None
+        raise FileNotFoundError(f"{elsewhere}, and the hub says: {first_line(error)[:300]}") from None
