@@ -90,7 +90,7 @@ flags.DEFINE_string(
     "On many hosts, each starting the same command: HOST:PORT of process 0, or auto (TPU pods, Slurm, Open MPI).",
 )
 flags.DEFINE_integer("num_processes", None, "With --coordinator=HOST:PORT: how many processes there are.")
-flags.DEFINE_integer("process_id", None, "With --coordinator=HOST:PORT: which of them this is, from 0.")
+flags.DEFINE_integer("process_id", None, "With --coordinator=HOST:PORT: the number of this process, from 0.")
 
 FLAGS = flags.FLAGS
 MAPS_FILES = ("maps.safetensors", "maps.json")

@@ -47,9 +47,11 @@ flags.adopt_module_key_flags(passes)
 flags.DEFINE_bool("parts", True, "Also ln_1, attn, ln_2 and ffn of every block.")
 flags.DEFINE_bool("all_pairs", False, "All pairs of layers, not only neighbours.")
 flags.DEFINE_enum("tokens", "all", passes.TOKENS, "Tokens to read: all, or the sampled positions.")
-flags.DEFINE_bool("intrinsic_dimension", False, "Also that of every layer at the sampled positions (scikit-learn).")
+flags.DEFINE_bool("intrinsic_dimension", False, "Also the intrinsic dimension of every layer (scikit-learn).")
 flags.DEFINE_list("revisions", [], "Earlier checkpoints, in order: local folders, or revisions of the hub id --model.")
-flags.DEFINE_string("against", None, "Another model of the same shape and tokenizer, to be subtracted from --model.")
+flags.DEFINE_string(
+    "against", None, "Another model of this shape and tokenizer; its figures are subtracted from --model's."
+)
 
 FLAGS = flags.FLAGS
 

@@ -8,7 +8,7 @@ Reads every position of the sentences at every layer, directly (`id`) and throug
 at the last word (at the mask, if a sentence has one), and writes all of them to peek.json and results.json, and as a
 page for the browser, peek.html. Maps are fitted first, which takes a minute or two on two CPU cores with the bundled
 models; with --maps=FOLDER those that `experiments.layer_jump` saved there are used. Expect `mat` to name sensible words
-from the first layers on, where `id` still repeats its input or stammers.
+from the first layers on, where `id` still repeats its input.
 """
 
 import json

@@ -77,7 +77,7 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)
 _EVAL_EVERY = flags.DEFINE_integer("eval_every", 200, "Steps between two held-out losses.", lower_bound=1)
-_EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "`fit` sentences in these losses.", lower_bound=1)
+_EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "Sentences that held-out losses are of.", lower_bound=1)
 
 _KEEP_EVERY = flags.DEFINE_integer(
     "keep_every", 0, "Also write the model to OUT/steps/STEP every so many steps, for curves over training; 0: never.",

@@ -6,11 +6,11 @@
 Fits a linear classifier (ridge, or --classifier=logistic; scikit-learn) to the stream at every layer, and reports its
 accuracy on held-out examples, with intervals, beside that of always saying the most frequent label. --labels is a file
 of JSON lines, `{"text": "…", "label": "…"}`: three quarters of them, drawn by --seed, to fit on, the others to evaluate
-on (--num_fit and --num_eval are the corpus's); a causal model is read at a text's last token, a masked one at [CLS].
-Without a file, probes predict the class of the next token (of the masked one) at the corpus's positions: word, piece of
-a word, number, punctuation, or end. --against gives a second model, such as the same one after fine-tuning or pruning.
-Writes results.json and probe.png. About two minutes on two CPU cores with the bundled models. Expect accuracy to rise
-over the first layers and to flatten.
+on (--num_fit and --num_eval count sentences of a corpus). A causal model is read at a text's last token, a masked one
+at [CLS]. Without a file, probes predict the class of the next token (of the masked one) at the corpus's positions:
+word, piece of a word, number, punctuation, or end. --against gives a second model, such as the same one after
+fine-tuning or pruning. Writes results.json and probe.png. About two minutes on two CPU cores with the bundled models.
+Expect accuracy to rise over the first layers and to flatten.
 """
 
 from collections.abc import Mapping

@@ -60,7 +60,7 @@ _HOW: dict[str, flags.FlagHolder] = {
     "ridge": flags.DEFINE_float("ridge", 0.0, "Penalty on the maps, on the scale of a sum over examples.", 0.0),
     "merge_from": flags.DEFINE_enum("merge_from", "hidden", FEATURES, "merge: map the FFN's hidden activations (F x D) "
         "or its output (D x D; for few examples)."),
-    "score_sentences": flags.DEFINE_integer("score_sentences", 256, "--score=kl: sentences it is measured on.", 1),
+    "score_sentences": flags.DEFINE_integer("score_sentences", 256, "--score=kl: sentences to measure it on.", 1),
     "distil_steps": flags.DEFINE_integer("distil_steps", 300, "distil: steps for each pruned model.", 1),
     "learning_rate": flags.DEFINE_float("learning_rate", 3e-3, "distil: Adam's, at the start.", 0.0),
     "kl_weight": flags.DEFINE_float("kl_weight", 0.0, "distil: weight of the KL on the predictions.", 0.0),

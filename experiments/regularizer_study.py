@@ -31,7 +31,7 @@ from jmat.results import format_table, write_results
 from jmat.study import BY_LAYER, MEASURES, reported
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
-_WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of each but `none`.")
+_WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of the penalty, for each kind but `none`.")
 _PRETRAIN = flags.DEFINE_string(
     "pretrain",
     "",

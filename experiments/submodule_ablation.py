@@ -4,11 +4,12 @@
 
 From every layer l on, all attentions (`mat_attn`), all feed-forwards (`mat_ffn`), all norms (`mat_ln1_ln2`) or
 everything (`mat`) are replaced by linear maps fitted at the sampled positions of the unmodified model; or, with
---refit=sequential, one after another on the stream as the maps before left it. Precision@k, recall@k, surprisal, KL
-(nats) and perplexity against the full model, the held-out r2 of every part's map alone, and with --heads every
-attention head, replaced by its map (`mat_head`) or removed (`no_head`). In a post-norm model (BERT) `ln_1` is the norm
-after attention, `ln_2` the one after the feed-forward. Writes results.json, submodule_ablation.png and the maps. A few
-minutes on two CPU cores with the bundled model; --refit=sequential and --heads take several times as long.
+--refit=sequential, one after another on the stream as the maps before left it. Reports precision@k, recall@k,
+surprisal, KL (nats) and perplexity against the full model, and the held-out r2 of every part's map alone; with --heads
+the same for every attention head, replaced by its map (`mat_head`) or removed (`no_head`). In a post-norm model (BERT)
+`ln_1` is the norm after attention, `ln_2` the one after the feed-forward. Writes results.json, submodule_ablation.png
+and the maps. A few minutes on two CPU cores with the bundled model; --refit=sequential and --heads take several times
+as long.
 """
 
 from typing import Any
@@ -32,7 +33,11 @@ flags.adopt_module_key_flags(common)
 _MAPS = flags.DEFINE_list("maps", ["mat", *ABLATIONS], f"Maps to evaluate, of mat, {', '.join(ABLATIONS)}.")
 _LAYERS = flags.DEFINE_list("layers", [], "Source layers l, of 0 .. L; default all.")
 _REFIT = flags.DEFINE_enum(
-    "refit", "none", ["none", "sequential"], "none: maps fitted on the unmodified model, as in the paper."
+    "refit",
+    "none",
+    ["none", "sequential"],
+    "none: maps are fitted on the unmodified model, as in the paper. "
+    "sequential: each on the stream as the maps before it left it.",
 )
 _HEADS = flags.DEFINE_bool("heads", False, "Also replace and remove every attention head, one at a time.")
 WRITES = ("submodule_ablation.png", *common.MAPS_FILES)
