@@ -249,16 +249,12 @@ def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
-def _encode(
-    tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens | None = None
-) -> Passage:
+def _encode(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
     """Returns a prompt and a choice, of which the choice is scored; too long a prompt loses its beginning.
 
     The scored tokens begin where they part from those of the prompt alone: a tokenizer may join the two. BOS, where
-    the tokenizer puts one in front of a text, stays there; nothing is appended. `special`: what stands in front, if it
-    is known.
+    the tokenizer puts one in front of a text, stays there; nothing is appended.
     """
-    special = special_tokens(tokenizer, masked=False) if special is None else special
     whole, prompt = prompt, ending(prompt, tokenizer, limit)
     alone, joined = text_tokens((prompt, f"{prompt} {choice}"), tokenizer, special)
     shared = 0

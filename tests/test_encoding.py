@@ -61,6 +61,10 @@ def read_by_text_rows(tokenizer, lines, positions, monkeypatch):
     return seen, rows
 
 
+def encode_choice(tokenizer, prompt, choice, limit):
+    return jmat.tasks._encode(tokenizer, prompt, choice, limit, encoding.special_tokens(tokenizer, masked=False))
+
+
 def test_every_part_reads_the_same_tokens(llama, monkeypatch):
     wanted = [expected(llama, text) for text in TEXTS]
     assert all(llama(text)["input_ids"][: len(ids)] == ids for text, ids in zip(TEXTS, wanted, strict=True))
@@ -79,14 +83,14 @@ def test_every_part_reads_the_same_tokens(llama, monkeypatch):
     assert [passage.tokens.tolist() for passage in passages] == wanted
     assert {passage.scored_from for passage in passages} == {1}
     assert rows[0]["n"] == sum(len(ids) - 1 for ids in wanted)
-    choice = jmat.tasks._encode(llama, "Return the sum", "of two arrays", 64)
+    choice = encode_choice(llama, "Return the sum", "of two arrays", 64)
     assert choice.tokens.tolist() == wanted[0]
     assert choice.scored_from == len(expected(llama, "Return the sum"))
 
 
 def test_what_the_tokenizer_appends_is_never_scored(llama, monkeypatch):
     passages, _ = read_by_text_rows(llama, ["Return the sum of two arrays " * 9], 16, monkeypatch)
-    passages.append(jmat.tasks._encode(llama, "Return the sum", "of two arrays", 64))
+    passages.append(encode_choice(llama, "Return the sum", "of two arrays", 64))
     assert 2 not in np.concatenate([passage.tokens for passage in passages])
 
 
@@ -105,11 +109,11 @@ def test_each_piece_of_a_long_text_begins_with_bos(llama, byte_level, monkeypatc
 def test_a_choice_keeps_bos_where_the_prompt_loses_its_beginning(llama):
     prompt, choice = "Return the sum of two arrays, or None if there is no value", "of that name"
     whole, alone = expected(llama, f"{prompt} {choice}"), expected(llama, prompt)
-    passage = jmat.tasks._encode(llama, prompt, choice, 12)
+    passage = encode_choice(llama, prompt, choice, 12)
     assert passage.tokens.tolist() == [1, *whole[-11:]]
     assert passage.tokens[passage.scored_from :].tolist() == whole[len(alone) :]
     with pytest.raises(ValueError, match=f"has {len(whole) - len(alone)} tokens; the model reads 3 in all"):
-        jmat.tasks._encode(llama, prompt, choice, 3)
+        encode_choice(llama, prompt, choice, 3)
 
 
 def test_bos_that_the_text_spells_out_is_not_doubled(llama):

@@ -21,7 +21,7 @@ import numpy as np
 from jmat.config import ModelConfig
 from jmat.data.encoding import encode, special_tokens
 from jmat.forward import run
-from jmat.notes import Predictions, noted
+from jmat.notes import Predictions, noted, with_note
 from jmat.verify.reference import load_reference, run_reference
 
 TOLERANCE = 1e-4
@@ -221,5 +221,5 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
     ]
     rows += [{"metric": "largest", "value": report.largest}, {"metric": "same_top_1", "value": report.same_top_1}]
     rows = noted(rows, report.note)
-    rows = [row if np.isfinite(row["value"]) else row | {"value": None, "note": "not finite"} for row in rows]
+    rows = [row if np.isfinite(row["value"]) else with_note(row | {"value": None}, "not finite") for row in rows]
     return [row | {"n": report.tokens, "verdict": report.verdict} for row in rows]
