@@ -13,10 +13,9 @@ from absl import app
 from experiments.children import end_with_parent
 from experiments.streams import lasting_streams
 from jmat import hosts
-from jmat.errors import printable, sentence
+from jmat.errors import NothingToDrawError, printable, sentence
 from jmat.folders import OutputFolder, claim_output_folder
 from jmat.notes import format_notes
-from jmat.plots import NothingToDrawError
 from jmat.resume import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.streaming.snapshots import Terminated
 

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+class NothingToDrawError(ValueError):
+    """Raised where the results hold no value that a figure shows."""
+
+
 def first_line(error: Exception) -> str:
     """Returns the first line of the message, or the kind of error where there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,13 +16,10 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from jmat.errors import NothingToDrawError
 from jmat.files import save_atomically
 
 Row = Mapping[str, Any]
-
-
-class NothingToDrawError(ValueError):
-    """Raised where the results hold no value that a figure shows."""
 
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.data.examples import Split
+from jmat.errors import NothingToDrawError
 from jmat.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
 from jmat.linearity.measure import Labels, Measured, PerToken
 from jmat.metrics import bootstrap_counts
 from jmat.notes import DOES_NOT_VARY, estimate
-from jmat.plots import NothingToDrawError, count_axis, draw, key, legend, line
+from jmat.plots import count_axis, draw, key, legend, line
 from jmat.sites import SUBMODULES
 from jmat.streaming.moments import Pair
 

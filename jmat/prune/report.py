@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from jmat.errors import NothingToDrawError
 from jmat.notes import Predictions, noted
-from jmat.plots import NothingToDrawError, draw, key, legend, line, perplexity_axis
+from jmat.plots import draw, key, legend, line, perplexity_axis
 from jmat.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
 from jmat.prune.merge import fold
 from jmat.prune.plans import Pruned, Scored
