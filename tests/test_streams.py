@@ -19,6 +19,8 @@ with lasting_streams():
     print("wrote 9 maps ─ ·", "x" * 100000)
     print("· progress ─", file=sys.stderr, flush=True)
     print("more" * 50000, flush=True)
+    sys.stdout.write("")
+    sys.stderr.write("")
     with open(sys.argv[1], "w") as file, contextlib.suppress(OSError):
         file.write("all")
         file.flush()
@@ -67,8 +69,10 @@ def test_a_full_disk_behind_the_output_is_told(tmp_path):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_not_there_gets_no_files_number(tmp_path, closed):
-    ended, _, _ = end(tmp_path, shell=closed)
+    ended, out, said = end(tmp_path, shell=closed)
     assert ended == 0
+    assert b"progress" not in out  # nor does what belongs on one stream come on the other
+    assert b"wrote" not in said
 
 
 _PARENT = """
