@@ -26,13 +26,15 @@ def in_one_line(error: BaseException) -> str:
 
 def shortened(value: object, most: int = 120) -> str:
     """Returns `repr(value)`, cut after `most` characters, since a value of a file may be of any length."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return _beginning(repr(value), most)
 
 
 def shortened_name(name: str, most: int = 60) -> str:
     """Returns a name out of a file, control characters written out, cut after `most` characters."""
-    text = printable(name, lines=False)
+    return _beginning(printable(name, lines=False), most)
+
+
+def _beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
