@@ -174,6 +174,26 @@ def test_a_list_of_word_pieces_is_a_tokenizer(config, names, end, tmp_path):
     assert tokenizer.mask_token_id == 5
 
 
+def test_a_text_always_becomes_the_same_tokens(made, tmp_path, caplog):
+    content = json.loads(made["byte level"].to_str())
+    content["model"]["dropout"] = 0.5
+    write(tmp_path, "gpt2", {"tokenizer.json": json.dumps(content)})
+    tokenizer = load_tokenizer(tmp_path)
+    ids = made["byte level"].encode(TEXT[0]).ids
+    assert all(tokenizer([TEXT[0]])["input_ids"] == [ids] for _ in range(20))
+    assert "leaves out 0.5 of its merges at random" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "is not valid JSON"), ("[]", "holds a list"), ("null", "holds a NoneType"), ("\0", "is not valid JSON")],
+)
+def test_a_tokenizer_file_that_is_no_object_is_named(content, message, tmp_path):
+    write(tmp_path, "gpt2", {"tokenizer.json": content})
+    with pytest.raises(ValueError, match=rf"does not load: tokenizer\.json {message}"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "added_tokens.json", "any.model"])
 def test_a_file_that_no_tokenizer_needs_is_refused_before_it_is_read(name, made, tmp_path):
     write(tmp_path, "gpt2", {"tokenizer.json": made["byte level"].to_str()})

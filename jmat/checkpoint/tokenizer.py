@@ -21,6 +21,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import logging
 import pathlib
 import re
 import shutil
@@ -75,6 +76,7 @@ def load_tokenizer(folder: pathlib.Path) -> Any:
         return None
     with panics_as_errors(says):
         tokenizer = read(folder)
+        _without_dropout(tokenizer, folder)
         try:
             encode([_TRIED], tokenizer, _LONG, special_tokens(tokenizer, masked=True))
         except TokenizerError:
@@ -90,6 +92,19 @@ def _check_sizes(folder: pathlib.Path, says: str) -> None:
         size = path.stat().st_size if path.is_file() else 0
         if size > _MOST_BYTES:
             raise ValueError(f"{says}: {path.name} has {size} bytes, and no tokenizer needs more than {_MOST_BYTES}.")
+
+
+def _without_dropout(tokenizer: Any, folder: pathlib.Path) -> None:
+    """Turns off the random omission of merges, which is for training: a text always becomes the same tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and getattr(backend.model, "dropout", None):
+        logging.getLogger(__name__).warning(
+            "the tokenizer in %s leaves out %g of its merges at random (dropout), as is done in training: here all are"
+            " made, so that a text always becomes the same tokens.",
+            folder,
+            backend.model.dropout,
+        )
+        backend.model.dropout = None
 
 
 def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
@@ -117,8 +132,12 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
 def _from_tokenizer_json(folder: pathlib.Path) -> Any:
     import transformers  # here, because it takes seconds to import
 
-    names: dict[str, Any] = _names_by_class(folder)
-    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
+    try:
+        names: dict[str, Any] = _names_by_class(folder)
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
+    except Exception:
+        _config(folder / "tokenizer.json", _MOST_BYTES)  # says better than the package that it is no JSON object
+        raise
 
 
 def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
@@ -213,11 +232,11 @@ def _by_class(folder: pathlib.Path, **options: Any) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
-def _config(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the object that a small JSON file holds; empty if there is no such file."""
+def _config(path: pathlib.Path, most_bytes: int = 1 << 24) -> dict[str, Any]:
+    """Returns the object that a JSON file holds, by default of at most 16 MiB; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
-        return read_json_object(path)
+        return read_json_object(path, most_bytes=most_bytes)
     except ValueError as error:
         raise ValueError(f"{path.name} {error}") from None
