@@ -34,17 +34,21 @@ def step(
         overwrite: replace the files of a run with other flags in its folder.
 
     Raises:
-        ValueError: it failed.
+        ValueError: the experiment failed, or left results that cannot be read.
     """
     done, given = out / "done.json", [*own, *more, *trained]
     try:
         earlier = json.loads(done.read_text("utf-8"))
     except FileNotFoundError:
         earlier = None
-    except (ValueError, RecursionError):  # damaged
+    except (ValueError, RecursionError):
+        say(f"{done} is damaged: this step is run again")
         earlier = []
     if earlier == given:
-        return read_results(out)
+        try:
+            return read_results(out)
+        except (FileNotFoundError, ValueError) as error:
+            say(f"{error} This step is run again now.")
     say(f"{experiment} → {out}")
     done.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"experiments.{experiment}", *more, *own, f"--out={out}"]

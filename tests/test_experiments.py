@@ -271,8 +271,13 @@ def test_a_step_of_a_study_is_done_once_for_the_same_flags(tmp_path, earlier, mo
         *("experiments.pretrain", "--steps=3", "--regularizer=none", f"--out={tmp_path}"),
         *([] if earlier is None else ["--overwrite"]),
     ]
-    steps.step("pretrain", tmp_path, *given, trained=["--layers=2"])  # the model that it measures is another one
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json is damaged"):  # the step has run again, and left it as it was
+        steps.step("pretrain", tmp_path, *given)
     assert len(ran) == 2
+    (tmp_path / "results.json").write_text('{"rows": []}')
+    steps.step("pretrain", tmp_path, *given, trained=["--layers=2"])  # the model that it measures is another one
+    assert len(ran) == 3
     assert (tmp_path / "notes").read_text() == "precious"
 
 
