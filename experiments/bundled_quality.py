@@ -159,7 +159,8 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence (eos_token).")
     check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     cli.say(f"reading corpus {_CORPUS.value}")
-    split = corpus.split(corpus.load_corpus(_CORPUS.value))
+    sentences = corpus.load_corpus(_CORPUS.value)
+    split = corpus.split(sentences)
     corpus.check_parts(split, _CORPUS.value)
     cli.say("measuring perplexity, of the model and of the n-gram")
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value, seed)
@@ -174,7 +175,8 @@ def main(argv: list[str]) -> None:
             key = jax.random.fold_in(jax.random.key(seed), i)
             print(f"[{temperature}] {complete(gpt2, gpt2_tokenizer, prompt, temperature=temperature, key=key)}")
     hashes = {name: model_hash(parameters(model)) for name, model in (("gpt2", gpt2), ("bert", bert))}
-    text = {"source": _CORPUS.value} | {part: sentences_fingerprint(split[part]) for part in ("train", "eval")}
+    text = {"source": _CORPUS.value, "corpus": sentences_fingerprint(sentences)}
+    text |= {part: sentences_fingerprint(split[part]) for part in ("train", "eval")}
     write_results(out, "bundled_quality", config, rows, model_hash=hashes, text=text)
     print(f"Wrote {out / 'results.json'}.")
 

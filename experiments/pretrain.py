@@ -208,7 +208,8 @@ def main(argv: list[str]) -> None:
     out, arch, length, seed = output_path(_OUT.value), settings["arch"], settings["length"], settings["seed"]
     check_sizes(settings)
     check_output_folder(out)
-    split = corpus.split(corpus.load_corpus(settings["corpus"]))
+    sentences = corpus.load_corpus(settings["corpus"])
+    split = corpus.split(sentences)
     corpus.check_parts(split, settings["corpus"])
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
     claim = cli.claim_folder(
@@ -275,7 +276,7 @@ def main(argv: list[str]) -> None:
     note = training.predictions(model, held_out.take(np.arange(min(batch_size, held_out.rows)))).note()
     evaluated = [with_note(row, note) for row in evaluated]
     history += evaluated
-    text = {"source": settings["corpus"]}
+    text = {"source": settings["corpus"], "corpus": corpus.sentences_fingerprint(sentences)}
     text |= {part: corpus.sentences_fingerprint(split[part]) for part in ("train", "eval")}
     trained = model_hash(checkpoint.parameters(model))
     write_results(out, "pretrain", settings, history, model_hash=trained, text=text)

@@ -54,6 +54,13 @@ def quality():
         )
 
 
+def test_fingerprints_are_of_the_whole_text_and_of_its_parts(quality):
+    sentences = corpus.text_sentences(text(600))
+    parts = corpus.split(sentences) | {"corpus": sentences}
+    prints = {name: corpus.sentences_fingerprint(parts[name]) for name in ("corpus", "train", "eval")}
+    assert quality.results["text"] == {"source": str(text(600)), **prints}
+
+
 def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
     parts = corpus.split(corpus.text_sentences(text(600)))
     lab = Lab(changed_model())
