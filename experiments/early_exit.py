@@ -64,8 +64,8 @@ def main(argv: list[str]) -> None:
     fit, held_out = job.capture(sites)
     if not hosts.is_first():
         return
-    how: dict[str, Any] = {"intercept": job.config["intercept"], "progress": "fit"}
-    jumps, solutions = fit_jumps([fit[site] for site in sites], targets="final", **how)
+    streams, intercept = [fit[site] for site in sites], job.config["intercept"]
+    jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
     common.say_ranks(solutions)
     maps: dict[str, dict[int, Any]] = {
         "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},

@@ -156,8 +156,8 @@ def plot(job: common.Job, results: dict[str, Any]) -> str:
         written += cli.drawn(job.path(file), draw, results, title=title)
     if FLAGS.all_pairs:
         own = {**results, "rows": report.own_rows(results["rows"])}
-        how = {"metric": "linearity_held_out", "title": f"{name}: linearity of all pairs"}
-        written += cli.drawn(job.path("pairs.png"), plot_r2, own, **how)
+        title = f"{name}: linearity of all pairs"
+        written += cli.drawn(job.path("pairs.png"), plot_r2, own, metric="linearity_held_out", title=title)
     return written
 
 

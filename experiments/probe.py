@@ -98,8 +98,15 @@ def probe(
     """Returns the rows of one model."""
     both = common.capture_both(model, examples, stream_sites(model.config.layers), mask_token)
     fit, held_out = (dict(enumerate(acts.values())) for acts in both)
-    how: dict[str, Any] = {"classifier": _CLASSIFIER.value, "seed": job.config["seed"], "progress": "probe"}
-    return probe_rows(fit, held_out, labels, groups=examples.eval.rows, **how)
+    return probe_rows(
+        fit,
+        held_out,
+        labels,
+        classifier=_CLASSIFIER.value,
+        groups=examples.eval.rows,
+        seed=job.config["seed"],
+        progress="probe",
+    )
 
 
 if __name__ == "__main__":

@@ -74,10 +74,16 @@ def main(argv: list[str]) -> None:
         texts["pretrain"] = trained.get("text")
         for experiment, wanted in MEASURES.items():
             given = [f"--model={folder / 'pretrain' / 'model'}"]
-            measured_with: dict[str, Any] = {"trained": more["pretrain"], "overwrite": overwrite}
-            found = step(experiment, folder / experiment, given, more[experiment], **measured_with)
-            rows += reported(name, found, wanted)
-            hashes[name], texts[f"{experiment} {name}"] = found.get("model_hash"), found.get("text")
+            measured = step(
+                experiment,
+                folder / experiment,
+                given,
+                more[experiment],
+                trained=more["pretrain"],
+                overwrite=overwrite,
+            )
+            rows += reported(name, measured, wanted)
+            hashes[name], texts[f"{experiment} {name}"] = measured.get("model_hash"), measured.get("text")
     results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
     title = "the same model under different penalties"
     figure = cli.drawn(claim.path(FIGURE), plot_by_layer, results, BY_LAYER, title=title)

@@ -59,8 +59,9 @@ def pruned_rows(
     }
     sites = {(method, k): p.sites(model, method) for (method, k), p in plans.items()}
     predictions = Predictions()
-    how: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "predictions": predictions, "progress": progress}
-    sums = compare_on_text(model, text, sites, **how)
+    sums = compare_on_text(
+        model, text, sites, tokens_per_batch=tokens_per_batch, predictions=predictions, progress=progress
+    )
     # A merged model does not compute what is merged a second time: time it as it will be used.
     timed = {
         (method, k): (fold(model, p.maps), stand_ins(model, "delete", p.removed, {}))
