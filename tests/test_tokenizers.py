@@ -45,3 +45,9 @@ def test_same_sentences_same_tokenizer():
 def test_too_small_a_vocabulary_is_refused(train, size):
     with pytest.raises(ValueError, match="too small"):
         train(SENTENCES, size)
+
+
+@pytest.mark.parametrize("train", [tokenizers.train_bpe, tokenizers.train_wordpiece])
+def test_too_large_a_vocabulary_is_refused_before_memory_is_taken(train):
+    with pytest.raises(ValueError, match="A vocabulary of 1000000001 is too large: at most 1000000 can be trained"):
+        train(SENTENCES, 1_000_000_001)

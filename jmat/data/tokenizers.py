@@ -7,13 +7,15 @@ from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# The trainers reserve memory for as many tokens as are asked for; where there is not so much, the process aborts.
+_LARGEST = 1_000_000
 
 
 def train_bpe(sentences: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Returns a byte-level BPE tokenizer as GPT-2 uses it: every text round-trips, nothing is unknown.
 
     `<|endoftext|>` (id 0) is at once the beginning, the end and the unknown token; encoding adds no special token.
-    `vocab_size` counts it and the 256 bytes, so at least 257 is needed (ValueError).
+    `vocab_size` counts it and the 256 bytes, so at least 257 is needed, and a million at most (ValueError).
     """
     _check(vocab_size, 257, "byte-level BPE: 256 bytes and <|endoftext|>")
     tokenizer = Tokenizer(models.BPE())
@@ -66,3 +68,5 @@ def train_wordpiece(sentences: Iterable[str], vocab_size: int) -> PreTrainedToke
 def _check(vocab_size: int, smallest: int, what: str) -> None:
     if vocab_size < smallest:
         raise ValueError(f"A vocabulary of {vocab_size} is too small for {what}: at least {smallest} is needed.")
+    if vocab_size > _LARGEST:
+        raise ValueError(f"A vocabulary of {vocab_size} is too large: at most {_LARGEST} can be trained.")
