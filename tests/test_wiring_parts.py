@@ -8,7 +8,7 @@ import pytest
 import jmat
 from jmat.maps import Zero
 from jmat.sites import SUBMODULES
-from tests.by_hand import Lab, affine, r2, same
+from tests.by_hand import Lab, affine, log_p, r2, same
 from tests.inside import call, text
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
@@ -58,6 +58,13 @@ def check(outcome, lab, name, layer, sites):
     stand_in = read(lab, lab.examples.eval, sites, [f"block.{lab.layers - 1}"])[f"block.{lab.layers - 1}"]
     for metric, values in lab.metrics(stand_in).items():
         same(outcome.one(map=name, layer=layer, metric=metric), lab.interval(values), tolerance=5e-3)
+    split = lab.examples.eval
+    follows = split.positions + 1 < split.lengths[split.rows]  # the last token of a sentence predicts nothing
+    token = split.tokens[(split.starts[split.rows] + split.positions)[follows] + 1]
+    nats = -log_p(lab.model, stand_in)[follows][np.arange(len(token)), token]
+    wanted = np.exp(lab.interval(nats, lab.drawn(groups=lab.groups[follows])))
+    same(outcome.one(map=name, layer=layer, metric="perplexity"), wanted, len(token), tolerance=2e-2)
+    assert 0 < len(token) < split.num_examples
 
 
 def test_every_map_and_layer(lab):

@@ -870,7 +870,7 @@ CHANGES = [
         "chance = float(np.mean([1 / len(q.choices) for q in questions]))",
         "chance = float(1 / np.mean([len(q.choices) for q in questions]))",
         "chance: one over the mean number of choices",
-        "test_tasks.py",
+        "test_intervals.py",
     ),
     Change(
         "jmat/probe.py",
