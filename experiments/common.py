@@ -20,7 +20,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
-from jmat.data.examples import Examples, Split, fingerprint, load_examples
+from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
 from jmat.folders import OutputFolder, output_path
@@ -331,6 +331,11 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         examples = load_examples(source)
         for sentence in describe_kind(examples, tokenizer, masked=not model.config.causal) if tokenizer else ():
             say(f"{source}: {sentence}")
+        if shared := count_shared(examples):
+            say(
+                f"{source}: {shared} of {examples.eval.num_sentences} sentences to evaluate on are among those to fit "
+                "on, so that the figures are not those of held-out text"
+            )
     elif tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:

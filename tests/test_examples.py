@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jmat.data import Examples, Split, check_tokens, load_examples, save_examples
+from jmat.data.examples import count_shared
 from tests.memory import peak_of
 from tests.splits import make_split
 
@@ -77,6 +78,14 @@ def written(tmp_path, **changes):
     arrays = {name: value for name, value in (arrays | changes).items() if value is not None}
     np.savez(tmp_path / "examples.npz", **arrays)
     return tmp_path / "examples.npz"
+
+
+def test_sentences_in_both_parts_are_counted():
+    tokens = np.array([1, 2, 3, 1, 2, 4, 1], np.int32)
+    fit = Split(tokens, np.array([3, 2, 2], np.int32), np.zeros(3, np.int32))  # 123, 12, 41
+    held_out = Split(np.array([1, 2, 1, 1, 2, 4, 1], np.int32), np.array([2, 1, 2, 2], np.int32), np.zeros(4, np.int32))
+    assert count_shared(Examples(fit, held_out)) == 3  # 12, 12 and 41, but not 1
+    assert count_shared(Examples(fit, fit)) == 3
 
 
 def test_int64_is_read_as_int32(tmp_path):

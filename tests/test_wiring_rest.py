@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 import jmat
 from jmat.capture import target_tokens
 from jmat.checkpoint import parameters
+from jmat.data import Examples, save_examples
 from jmat.maps import Identity
 from jmat.metrics import bootstrap_counts
 from jmat.probe import labelled_examples, token_classes
@@ -281,3 +282,12 @@ def test_maps_of_one_text_are_evaluated_on_another():
     for n, metric, said in ((80, "precision@1", "80"), (100, "precision@1", home), (100, "r2", home)):
         at_home = outcome.find(map="mat", n_fit=n, metric=metric, fit_corpus=home, eval_corpus=home)
         assert f"{np.mean([row['value'] for row in at_home]):.3f}" in first(said)
+
+
+# --- prepared examples ------------------------------------------------------------------------------------------------
+
+
+def test_sentences_that_maps_were_fitted_on_are_told_where_they_are_evaluated_on(tmp_path, gpt2_examples):
+    save_examples(tmp_path / "same.npz", Examples(gpt2_examples.eval, gpt2_examples.eval))
+    said = call("r2", examples=tmp_path / "same.npz").said
+    assert "same.npz: 400 of 400 sentences to evaluate on are among those to fit on" in said

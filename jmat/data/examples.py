@@ -97,6 +97,18 @@ def fingerprint(text: Split | Examples) -> str:
     return short_hash(*(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes() for field in fields))
 
 
+def count_shared(examples: Examples) -> int:
+    """Returns how many sentences to evaluate on are, token by token, also among those to fit on."""
+    fit, held_out = (
+        [
+            split.tokens[start : start + length].tobytes()
+            for start, length in zip(split.starts, split.lengths, strict=True)
+        ]
+        for split in (examples.fit, examples.eval)
+    )
+    return sum(map(set(fit).__contains__, held_out))
+
+
 def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:
     """Raises ValueError where an id is outside the embedding, which JAX would clamp to its last row in silence."""
     flat = tokens.reshape(-1)
