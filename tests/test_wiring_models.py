@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import jmat
-from jmat import models, ngram, training
+from jmat import models, ngram, tasks, training
 from jmat.checkpoint import parameters
 from jmat.data import corpus, packing
 from jmat.metrics import bootstrap_counts
@@ -34,6 +34,12 @@ def scores(model, ids):
     tokens[mask] = np.concatenate(ids)
     x = np.asarray(jmat.run(model, tokens, mask=mask)[0])
     return [log_p(model, row[: len(each)]) for row, each in zip(x, ids, strict=True)]
+
+
+def read_of(parts):
+    """Where a text comes from, and fingerprints of it and of its parts, as results.json has them."""
+    known = {"corpus": corpus.text_sentences(text(600)), "train": parts["train"], "eval": parts["eval"]}
+    return {"source": str(text(600))} | {name: corpus.sentences_fingerprint(part) for name, part in known.items()}
 
 
 # --- bundled_quality --------------------------------------------------------------------------------------------------
@@ -80,6 +86,7 @@ def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
     row = quality.one(model="gpt2", metric="perplexity")
     assert [row["value"], row["low"], row["high"]] == interval(np.asarray(nats))
     assert row["n"] == counts.sum()
+    assert quality.results["text"] == read_of(parts)
     baseline = ngram.fit([[*each, end] for each in ids["train"]], vocab_size=lab.model.config.vocab_size, order=3)
     other = [-found[1:].sum() for found in ngram.log_prob(baseline, [[*each, end] for each in ids["eval"]])]
     row = quality.one(model="kneser_ney_3")
@@ -159,6 +166,9 @@ def test_perplexity_and_answers(tmp_path):
         assert [row["value"], row["low"], row["high"]] == pytest.approx([np.mean(hits), low, high]), metric
         assert row["n"] == 4
     assert outcome.one(metric="chance")["value"] == pytest.approx((3 / 2 + 1 / 3) / 4)
+    questions = map(repr, tasks.read_task(tmp_path / "asked.jsonl"))
+    read = {"lines.txt": corpus.sentences_fingerprint(lines), "asked.jsonl": corpus.sentences_fingerprint(questions)}
+    assert outcome.results["text"] == {str(tmp_path / name): fingerprint for name, fingerprint in read.items()}
 
 
 # --- pretrain ---------------------------------------------------------------------------------------------------------
@@ -176,20 +186,33 @@ TRAINING |= {"regularizer": "cosine", "reg_weight": 100.0, "seed": 2, "keep_ever
 
 
 @pytest.fixture(scope="module")
-def trained():
+def measured():
+    """The rows that losses are measured on: while the model is trained, and at the end."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def trained(measured):
+    def make_evaluate(loss, batch, *given, make=training.make_evaluate):
+        measured.append(batch)
+        return make(loss, batch, *given)
+
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     try:
-        yield call("pretrain", model=None, corpus=text(600), average_checkpoints=2, **TRAINING)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "make_evaluate", make_evaluate)
+            yield call("pretrain", model=None, corpus=text(600), average_checkpoints=2, **TRAINING)
     finally:
         jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-def test_pretraining_begins_and_ends_where_its_flags_say(trained):
+def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     tokenizer = jmat.load(trained.out / "model")[1]
     parts = corpus.split(corpus.text_sentences(text(600)))
     pairs = {
         name: packing.next_tokens(tokenizer(parts[name])["input_ids"], end=tokenizer.eos_token_id) for name in parts
     }
+    assert trained.results["text"] == read_of(parts)
     model, _ = jmat.load(trained.out / "model")
     assert (model.config.layers, model.config.width, model.config.num_positions) == (2, 8, 32)
     start = models.build(model.config, nnx.Rngs(2))
@@ -209,6 +232,8 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained):
     predictions = np.asarray(packing.pack(pairs["eval"], 32).targets) >= 0
     assert trained.one(metric="eval_count")["value"] == predictions.sum()
     watched = packing.pack(pairs["fit"][:20], 32)
+    for batch, wanted in zip(measured, (watched, packing.pack(pairs["eval"], 32)), strict=True):
+        np.testing.assert_array_equal(batch.inputs, wanted.inputs)
     steps = sorted((trained.out / "steps").iterdir())
     assert [path.name for path in steps] == ["000001", "000002", "000003"]
     kept, _ = jmat.load(steps[-1])
