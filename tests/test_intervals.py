@@ -227,15 +227,15 @@ def lines(seed):
 
 
 def held_out(seed):
-    """Linearity on sentences of 6 tokens, 5 of which are read; two models, and their paired difference."""
-    tokens = np.flatnonzero(np.arange(120) % 6 > 0)
+    """Linearity on sentences of 6 tokens, 3 to 5 of which are read; two models, and their paired difference."""
+    tokens = np.flatnonzero(np.arange(120) % 6 > np.arange(120) // 6 % 3)
     sentence = tokens // 6
     split = split_of_sentences()
     labels = step_pairs(1)
     [pair] = labels
     figures, cases, statistics = [], [], []
     for k in range(2):
-        numbers = np.random.default_rng([13, k]).gamma(2.0, size=(5, 100)) * (1 + sentence % 5)
+        numbers = np.random.default_rng([13, k]).gamma(2.0, size=(5, len(tokens))) * (1 + sentence % 5)
         error, total, change, ratio, cosine = numbers.astype(np.float32).astype(np.float64)
         each = PerToken(*numbers.astype(np.float32), off_total=30.0, off_change=20.0)
         measured = Measured({}, {}, {pair: each}, tokens, [])
@@ -251,7 +251,7 @@ def held_out(seed):
         known = [row for row in rows if row["metric"] in statistics[k]]
         assert len(known) == 4
         cases += [(row, statistics[k][row["metric"]], sentence, 200) for row in known]
-    for row in difference_rows(labels, *figures, 100):
+    for row in difference_rows(labels, *figures, len(tokens)):
         name = row["metric"].removesuffix("_difference")
         cases.append((row, difference(*(of[name] for of in statistics)), sentence, 200))
     assert len(cases) == 12

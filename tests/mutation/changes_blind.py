@@ -69,8 +69,8 @@ CHANGES = [
     ),
     Change(
         "experiments/probe.py",
-        "groups=examples.eval.rows, **how",
-        "groups=None, **how",
+        "groups=examples.eval.rows,",
+        "groups=None,",
         "probe's examples of one sentence are drawn apart",
         "test_wiring_rest.py",
     ),
@@ -426,8 +426,8 @@ CHANGES = [
     ),
     Change(
         "jmat/data/sampling.py",
-        "return {*(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}), *before}",
-        "return {*tokenizer.all_special_ids, *before}",
+        "return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}",
+        "return set(tokenizer.all_special_ids)",
         "protocol jmat does not read unknown words",
         "test_sampling.py test_examples.py test_encoding.py",
     ),
@@ -476,7 +476,7 @@ CHANGES = [
     # --- configs, sizes ---
     Change(
         "jmat/config_reader.py",
-        "foreign = {name: value for name, value in unread.items() if name not in theirs}",
+        "foreign = {name: value for name, value in unread.items() if name not in declared}",
         "foreign = dict(unread)",
         "fields that transformers knows and jmat does not are let through",
         "test_foreign_fields.py test_mutated_configs.py",
