@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import types
 
 import jax
 import numpy as np
@@ -31,6 +32,17 @@ def test_a_run_is_known_by_the_flags_that_decide_its_figures(monkeypatch):
         own = script.common.own_flags()
     assert {"seed": 4, "targets": "final", "route": "memory", "intercept": False}.items() <= own.items()
     assert not {"out", "overwrite", "coordinator", "snapshot_every"} & own.keys()
+
+
+@pytest.mark.parametrize(("causal", "given", "first"), [(True, (), 1), (False, (), 0), (True, ("--skip_first=0",), 0)])
+def test_all_tokens_are_those_that_protocol_jmat_reads(gpt2_examples, causal, given, first):
+    split, job = gpt2_examples.eval, types.SimpleNamespace(tokenizer=None)
+    job.model = types.SimpleNamespace(config=types.SimpleNamespace(causal=causal))
+    with loaded("layer_jump") as script:
+        flags.FLAGS(["experiments.layer_jump", "--protocol=jmat", "--noskip_special", *given])
+        read = script.fitting.passes.tokens_read(job, split, "all")
+    places = np.arange(len(split.tokens)) - np.repeat(split.starts, split.lengths)
+    np.testing.assert_array_equal(read, places >= first)
 
 
 def test_choices_are_among_the_valid_ones():

@@ -655,7 +655,7 @@ CHANGES = [
         "first = int(causal) if FLAGS.skip_first is None else FLAGS.skip_first",
         "first = FLAGS.skip_first or 0",
         "protocol jmat reads the first position of causal models where all tokens are read",
-        "test_wiring_jumps.py test_routes.py test_wiring_linearity.py",
+        "test_wiring_units.py",
     ),
     Change(
         "experiments/common.py",
