@@ -47,6 +47,7 @@ def yarn(**fields):
     "scaling",
     [
         yarn(),
+        yarn(original_max_position_embeddings=790),  # the default of beta_fast matters from 202 on
         yarn(beta_fast=8.0),
         yarn(beta_slow=0.5, truncate=False),
         yarn(attention_factor=0.7),

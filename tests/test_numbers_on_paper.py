@@ -42,6 +42,15 @@ def test_operations_seconds_and_bytes(targets, pairs):
     assert found.memory == sum(found.bytes.values())
 
 
+@pytest.mark.parametrize(("model_type", "kept"), [("gpt2", 2), ("llama", 3)])
+def test_a_batch_holds_the_hidden_layer_before_and_after_its_activation(model_type, kept):
+    """`kept` arrays as wide as the feed-forward part: one more where it is gated."""
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 9}
+    wide = {"n_inner": 500} if model_type == "gpt2" else {"intermediate_size": 500}
+    config = models.config_from_hf({"model_type": model_type, **size, **wide})
+    assert cost.batch_bytes(config, 7, 5) == 7 * 4 * (3 * 8 + kept * 500)
+
+
 def test_bytes_in_words():
     assert [cost.bytes_in_words(size) for size in (1.5e9, 1e9, 2e7, 1e6, 300e3)] == [
         "1.5 GB", "1.0 GB", "20 MB", "1 MB", "300 kB",

@@ -1,5 +1,6 @@
 """bundled_quality, tasks, pretrain and the study as users call them: every figure by hand."""
 
+import itertools
 import json
 
 import jax
@@ -267,14 +268,25 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
                 for metric in ("linearity", "linearity_without_residual")
                 for layer in (0, 1)
             ],
-            "probe": [{"map": name, "metric": "accuracy", "layer": 0, **row} for name in ("ridge", "majority")],
+            "probe": [
+                {"map": name, "metric": "accuracy", "layer": 0, **row, "value": number / 100 + other}
+                for other, name in enumerate(("ridge", "majority"))
+            ],
             "layer_jump": [
-                {"map": name, "metric": "precision@1", "layer": 0, "target": 2, **row} for name in ("mat", "id")
+                {"map": name, "metric": "precision@1", "layer": 0, "target": 2, **row, "value": number / 100 + other}
+                for other, name in enumerate(("mat", "id"))
             ],
             "early_exit": [
-                {"map": name, "metric": "layers_saved@0.95", "confidence": confidence, **row}
-                for name in ("mat", "id", "mat - id")
-                for confidence in ("gap", "entropy")
+                {
+                    "map": name,
+                    "metric": "layers_saved@0.95",
+                    "confidence": confidence,
+                    **row,
+                    "value": number / 100 + other,
+                }
+                for other, (confidence, name) in enumerate(
+                    itertools.product(("gap", "entropy"), ("mat", "id", "mat - id"))
+                )
             ],
         }
         assert kind in ("none", "cosine-0.5", "cosine-2")
