@@ -323,8 +323,10 @@ def test_script(tmp_path):
     for word in ("held out", "adjusted", "least linear", "anisotropy", str(out)):
         assert word in printed, word
     assert "tokens to fit on" in said
-    _, said = run("linearity", *on("gpt2", tmp_path / "no", against=REFERENCE / "bert"), code=1)
+    _, said = run("linearity", *on("gpt2", tmp_path / "no", against="gpt2-docs"), code=1)
     assert "only models of one shape" in said
+    _, said = run("linearity", *on("gpt2", tmp_path / "no", against=REFERENCE / "bert"), code=1)
+    assert "is a causal model" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", skip_first=3, overwrite=True), code=1)
     assert "need --protocol=jmat" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", revisions="steps/20"), code=1)

@@ -35,6 +35,13 @@ def test_a_probe_reads_what_is_linear_and_nothing_else(classifier):
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
 
 
+def test_the_majority_is_the_most_frequent_label_that_was_fitted_on():
+    x = np.random.default_rng(2).standard_normal((10, 3))
+    labels = {"fit": np.array(["up"] * 7 + ["down"] * 3), "eval": np.array(["up"] * 2 + ["down"] * 8)}
+    rows = probe_rows({0: x}, {0: x}, labels, classifier="ridge")
+    assert [row["value"] for row in rows if row["map"] == "majority"] == [0.2]
+
+
 def test_the_classifiers_are_scikit_learns():
     """Labels that a third of the features decide, on few and noisy examples: the two classifiers differ."""
     random = np.random.default_rng(1)
