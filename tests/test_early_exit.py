@@ -34,6 +34,13 @@ def test_exits_at_the_first_layer_strictly_above():
     assert exit_layers(confidence, thresholds).tolist() == [[3, 4], [2, 4], [1, 1], [4, 4]]
 
 
+def test_a_level_that_is_reached_on_a_plateau_is_reached_where_that_begins():
+    """Two of three examples are right from block 1 to block 3: the level 2/3 takes one block."""
+    exits = np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4]])
+    hits = np.array([[0, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1]], float)
+    assert layers_at(Outcome(exits, hits), 2 / 3, np.ones((1, 3))) == pytest.approx([1.0])
+
+
 def test_nothing_saved_is_zero():
     exits = np.full((1, 5), 3)  # five times a fifth of three is not three
     saved = layers_saved({"mat": Outcome(exits, np.ones((1, 5)))}, 3, 0.9)["mat"]

@@ -162,6 +162,16 @@ def test_scores_are_computed_anew_only_on_demand(monkeypatch, rescore):
     assert after == ([(), (3,), (3, 0)] if rescore else [()])
 
 
+@pytest.mark.parametrize("mask_token", [None, 7])
+def test_the_first_sentences_are_taken_where_only_some_are_wanted(mask_token):
+    tokens, lengths = np.arange(20, 29, dtype=np.int32), np.array([2, 3, 4], np.int32)
+    text = whole_sentences(Split(tokens, lengths, np.array([1, 2, 3], np.int32)), mask_token, most=2)
+    assert text.split.lengths.tolist() == [2, 3]
+    wanted = [20, 21, 22, 23, 24] if mask_token is None else [20, 7, 22, 23, 7]
+    assert text.split.tokens.tolist() == wanted
+    assert (text.targets is None) if mask_token is None else (text.targets.tolist() == [21, 24])
+
+
 def test_kl_is_measured_on_as_many_sentences_as_asked_for(monkeypatch):
     read = []
 

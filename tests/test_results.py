@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import pathlib
+import platform
 
 import jax
 import numpy as np
@@ -26,6 +28,11 @@ def test_results_come_back_with_what_they_depend_on(tmp_path):
     environment = written["environment"]
     assert {"jmat", "jax", "jaxlib", "flax", "numpy", "python", "platform", "devices"} <= environment.keys()
     assert environment["jax"] == jax.__version__
+    processor, _, cores = environment["cpu"].rpartition(", ")
+    assert cores == f"{os.cpu_count()} cores"
+    listed = pathlib.Path("/proc/cpuinfo")
+    assert processor
+    assert not listed.exists() or processor in listed.read_text() or processor in platform.uname()
     assert environment["devices"] == [f"{jax.device_count()} x cpu"]
 
 
