@@ -169,9 +169,9 @@ def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, s
 
 
 def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:
-    """Rows start ..
+    """Returns the rows `start` to `start + count − 1` of `x`.
 
-    start + count; the last batch is filled up with its last row, so that it has the shape of the others.
+    The final batch repeats its last row so that all batches have one shape.
     """
     return x[np.minimum(np.arange(start, start + count), len(x) - 1)]
 
