@@ -12,7 +12,7 @@ contenders in turn:
   of the rate of bare matrix products (or of --peak_tflops);
 - `early_exit`: the whole grid of lambda by thresholding, against a forward pass for each;
 - `streaming`: moments of all pairs of layers at --positions tokens, and all maps from them: tokens/s, share of
-  the peak, peak memory, and what `jmat.cost` predicts;
+  the peak, peak memory, and what `jmat.models.cost` predicts;
 - `suite`: every figure of arXiv 2303.09435 but the sub-modules, against one capture of its sentences;
 - `condition`: errors of several ways to solve least squares, by condition number, and with three coordinates 3,000
   times as large as the rest.
@@ -30,14 +30,14 @@ import jax
 from absl import flags
 
 from experiments import cli, common
-from jmat.benchmark import maps, passes
-from jmat.benchmark.rows import format_errors, format_ratios
-from jmat.benchmark.setup import SHAPES, Bench, random_model, random_sentences
+from experiments.benchmarking import maps, passes
+from experiments.benchmarking.rows import format_errors, format_ratios
+from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples
-from jmat.folders import output_path
-from jmat.maps import model_hash
-from jmat.results import write_results
+from jmat.report.results import write_results
+from jmat.runtime.digests import model_hash
+from jmat.runtime.folders import output_path
 
 PARTS = {
     "streaming": passes.streaming_rows,

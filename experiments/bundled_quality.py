@@ -23,18 +23,19 @@ import numpy as np
 from absl import flags
 
 from experiments import cli
-from jmat import forward, ngram
+from experiments.pretraining import ngram
+from jmat import forward
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import encode, special_tokens, text_tokens
-from jmat.folders import output_path
-from jmat.maps import model_hash
-from jmat.metrics import bootstrap_counts, bootstrap_mean, bootstrap_ratio
-from jmat.notes import Predictions, estimate, with_note
-from jmat.results import format_table, write_results
-from jmat.tasks import Passage, check_causal, log_likelihoods
+from jmat.metrics.predictions import bootstrap_counts, bootstrap_mean, bootstrap_ratio
+from jmat.report.notes import Predictions, estimate, with_note
+from jmat.report.results import format_table, write_results
+from jmat.runtime.digests import model_hash
+from jmat.runtime.folders import output_path
+from jmat.studies.tasks import Passage, check_causal, log_likelihoods
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")

@@ -14,8 +14,7 @@ from absl import flags
 
 from experiments import cli
 from experiments.cli import say
-from jmat import hosts
-from jmat.capture import capture, check_examples, target_tokens
+from jmat.capture.activations import capture, check_examples, target_tokens
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
@@ -23,12 +22,14 @@ from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_f
 from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
-from jmat.folders import OutputFolder, output_path
-from jmat.maps import Linear, MapsInfo, model_hash, save_maps
-from jmat.mesh import usual_batch
-from jmat.names import PREFIX
-from jmat.regression import Solution
-from jmat.results import package_version, write_results
+from jmat.maps.files import Linear, MapsInfo, save_maps
+from jmat.maps.least_squares import Solution
+from jmat.report.results import package_version, write_results
+from jmat.runtime import hosts
+from jmat.runtime.digests import model_hash
+from jmat.runtime.folders import OutputFolder, output_path
+from jmat.runtime.mesh import usual_batch
+from jmat.runtime.names import PREFIX
 
 flags.DEFINE_string(
     "model",

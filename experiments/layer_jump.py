@@ -16,13 +16,13 @@ with the same flags.
 from absl import flags
 
 from experiments import cli, common, fitting
-from jmat import hosts
-from jmat.capture import stream_sites
-from jmat.jumps import evaluate, metric_rows
-from jmat.maps import Identity
-from jmat.notes import Predictions, noted
-from jmat.plots import plot_by_layer
-from jmat.results import format_table
+from jmat.capture.activations import stream_sites
+from jmat.maps.files import Identity
+from jmat.report.notes import Predictions, noted
+from jmat.report.plots import plot_by_layer
+from jmat.report.results import format_table
+from jmat.runtime import hosts
+from jmat.studies.layer_jump import evaluate, metric_rows
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fitting)

@@ -29,18 +29,18 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common, passes
-from jmat import hosts
-from jmat.capture import check_examples, stream_sites
+from jmat.capture.activations import check_examples, stream_sites
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
 from jmat.data.packing import Batch
-from jmat.linearity import report
-from jmat.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
-from jmat.maps import model_hash
 from jmat.models import fields_among
-from jmat.plots import plot_r2
-from jmat.results import format_table
-from jmat.sites import SUBMODULES
+from jmat.models.sites import SUBMODULES
+from jmat.report.plots import plot_r2
+from jmat.report.results import format_table
+from jmat.runtime import hosts
+from jmat.runtime.digests import model_hash
+from jmat.studies.linearity import report
+from jmat.studies.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(passes)

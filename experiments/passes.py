@@ -9,15 +9,15 @@ import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat import hosts
-from jmat.capture import mask_positions
+from jmat.capture.activations import mask_positions
+from jmat.capture.snapshots import Snapshots, discard
+from jmat.capture.stream import all_positions, packed_batches, sampled_positions
 from jmat.checkpoint import parameters
 from jmat.data.examples import Split
 from jmat.data.packing import Batch
 from jmat.data.sampling import skipped_tokens
-from jmat.maps import model_hash
-from jmat.streaming.passes import all_positions, packed_batches, sampled_positions
-from jmat.streaming.snapshots import Snapshots, discard
+from jmat.runtime import hosts
+from jmat.runtime.digests import model_hash
 
 flags.DEFINE_float(
     "snapshot_every",

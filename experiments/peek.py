@@ -18,16 +18,16 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
-from jmat.files import save_atomically
 from jmat.forward import logits
-from jmat.jumps import fit_jumps
-from jmat.maps import Identity, Linear, load_maps
-from jmat.notes import Predictions, noted
-from jmat.peek.page import page
-from jmat.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
+from jmat.maps.files import Identity, Linear, load_maps
+from jmat.report.notes import Predictions, noted
+from jmat.runtime.files import save_atomically
+from jmat.studies.layer_jump import fit_jumps
+from jmat.studies.peek.page import page
+from jmat.studies.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
 
 flags.adopt_module_key_flags(common)
 _SENTENCES = flags.DEFINE_multi_string(

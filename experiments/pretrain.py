@@ -35,16 +35,20 @@ from absl import flags
 from flax import nnx
 
 from experiments import cli
-from jmat import checkpoint, mesh, models, resume, training
+from experiments.pretraining import tokenizers
+from experiments.pretraining.limits import MOST_STEPS, check_loss, check_sizes, check_weights, step_count
+from jmat import checkpoint, models
 from jmat.checkpoint.tokenizer import load_tokenizer
-from jmat.data import corpus, encoding, packing, tokenizers
-from jmat.files import save_folder
-from jmat.folders import OutputFolder, check_output_folder, output_path
-from jmat.maps import model_hash
-from jmat.notes import with_note
-from jmat.pretraining import MOST_STEPS, check_loss, check_sizes, check_weights, step_count
-from jmat.regularizers import KINDS, Regularizer
-from jmat.results import read_results, write_results
+from jmat.data import corpus, encoding, packing
+from jmat.report.notes import with_note
+from jmat.report.results import read_results, write_results
+from jmat.runtime import checkpoints as resume
+from jmat.runtime import mesh
+from jmat.runtime.digests import model_hash
+from jmat.runtime.files import save_folder
+from jmat.runtime.folders import OutputFolder, check_output_folder, output_path
+from jmat.training import train as training
+from jmat.training.penalties import KINDS, Regularizer
 
 # What decides the result, and so must be the same when a run is resumed.
 _SETTINGS: dict[str, flags.FlagHolder[Any]] = {

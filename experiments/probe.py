@@ -20,13 +20,13 @@ import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture import check_examples, stream_sites, target_tokens
+from jmat.capture.activations import check_examples, stream_sites, target_tokens
 from jmat.checkpoint.load import load
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.examples import Examples
-from jmat.plots import plot_by_layer
-from jmat.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
-from jmat.results import format_table
+from jmat.report.plots import plot_by_layer
+from jmat.report.results import format_table
+from jmat.studies.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
 
 flags.adopt_module_key_flags(common)
 _LABELS = flags.DEFINE_string("labels", None, "Labelled texts, JSON lines; default: the class of the next token.")

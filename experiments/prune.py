@@ -15,7 +15,7 @@ every block. --piece_length=512 cuts a text file into pieces, as that paper does
 examples' positions, `distil` trains these maps on, `merge` folds a map into the feed-forward part before it, so that an
 ordinary smaller checkpoint remains (pre-norm models). Give several to compare them. With --save, OUT/model is the
 pruned model: a Hugging Face folder, or for `map` and `distil` the whole model with its maps, which
-`jmat.prune.surgery.load_pruned` and `experiments.tasks` read.
+`jmat.studies.prune.surgery.load_pruned` and `experiments.tasks` read.
 
 Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
 model, and some minutes more for each model that is distilled; a model of 30 blocks and 135 million parameters takes ten
@@ -34,25 +34,25 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import find
-from jmat.maps import Linear
-from jmat.prune.heal import LOSSES
-from jmat.prune.measure import whole_sentences
-from jmat.prune.merge import FEATURES
-from jmat.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher
-from jmat.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
-from jmat.prune.scores import SCORES
-from jmat.prune.stand_ins import METHODS, Stretch
-from jmat.prune.surgery import map_name, save_pruned
-from jmat.results import format_table
+from jmat.maps.files import Linear
+from jmat.report.results import format_table
+from jmat.studies.prune.heal import LOSSES
+from jmat.studies.prune.measure import whole_sentences
+from jmat.studies.prune.merge import FEATURES
+from jmat.studies.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher
+from jmat.studies.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
+from jmat.studies.prune.scores import SCORES
+from jmat.studies.prune.stand_ins import METHODS, Stretch
+from jmat.studies.prune.surgery import map_name, save_pruned
 
 flags.adopt_module_key_flags(common)
 _METHOD = flags.DEFINE_list("method", ["delete", "map"], f"Treatment of removed blocks: {', '.join(METHODS)}.")
 _REMOVE = flags.DEFINE_integer("remove", 1, "Remove 1, 2, … so many blocks.", lower_bound=1)
 _SAVE = flags.DEFINE_bool("save", False, "Write the most pruned model to OUT/model; takes one --method.")
-# The settings of jmat.prune.plans.How, by name.
+# The settings of jmat.studies.prune.plans.How, by name.
 _HOW: dict[str, flags.FlagHolder] = {
     "score": flags.DEFINE_enum("score", "kl", SCORES, "Score that orders the blocks: the KL that removing one costs "
-        "(kl), or one of what a block does to the stream (jmat.prune.scores)."),
+        "(kl), or one of what a block does to the stream (jmat.studies.prune.scores)."),
     "rescore": flags.DEFINE_bool("rescore", False, "Compute the scores anew after each removal, on what is left."),
     "spans": flags.DEFINE_bool("spans", False, "Remove the best span of k neighbouring blocks, for each k."),
     "refit": flags.DEFINE_enum("refit", "original", REFITS, "Maps from the whole model's stream, or one after another "
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
 def prune_steps(
     whole: Teacher, how: How, *, known: Mapping[Stretch, float]
 ) -> tuple[list[tuple[Pruned, Scored]], str | None]:
-    """Returns what `jmat.prune.plans.prune` yields, and a sentence where it fails on the way.
+    """Returns what `jmat.studies.prune.plans.prune` yields, and a sentence where it fails on the way.
 
     A method that fails, such as a distillation that diverges, takes nothing from the other methods of the run.
     """

@@ -12,11 +12,11 @@ model. --fit_tokens and --route are as for layer_jump.
 from absl import flags
 
 from experiments import cli, common, fitting
-from jmat import hosts
-from jmat.capture import stream_sites
-from jmat.plots import plot_r2
-from jmat.r2 import r2_rows, resamples
-from jmat.results import format_table
+from jmat.capture.activations import stream_sites
+from jmat.report.plots import plot_r2
+from jmat.report.results import format_table
+from jmat.runtime import hosts
+from jmat.studies.r2 import r2_rows, resamples
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fitting)

@@ -24,11 +24,11 @@ from absl import flags
 
 from experiments import cli
 from experiments.steps import step
-from jmat.folders import check_output_folder, output_path
-from jmat.plots import plot_by_layer
-from jmat.regularizers import KINDS
-from jmat.results import format_table, write_results
+from jmat.report.plots import plot_by_layer
+from jmat.report.results import format_table, write_results
+from jmat.runtime.folders import check_output_folder, output_path
 from jmat.study import BY_LAYER, MEASURES, reported
+from jmat.training.penalties import KINDS
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
 _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of the penalty, for each kind but `none`.")

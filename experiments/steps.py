@@ -10,8 +10,8 @@ from typing import Any
 from experiments.children import run_child
 from experiments.cli import say
 from experiments.streams import CLOSED
-from jmat.files import save_atomically
-from jmat.results import read_results
+from jmat.report.results import read_results
+from jmat.runtime.files import save_atomically
 
 
 def step(

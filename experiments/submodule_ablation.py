@@ -17,17 +17,25 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat import hosts
-from jmat.capture import stream_sites
-from jmat.jumps import evaluate, fit_jumps, metric_rows
-from jmat.maps import Identity
-from jmat.notes import Predictions, noted
-from jmat.plots import plot_by_layer
-from jmat.progress import track
-from jmat.r2 import resamples
-from jmat.results import format_table
-from jmat.sites import SUBMODULES
-from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially
+from jmat.capture.activations import stream_sites
+from jmat.maps.files import Identity
+from jmat.models.sites import SUBMODULES
+from jmat.report.notes import Predictions, noted
+from jmat.report.plots import plot_by_layer
+from jmat.report.results import format_table
+from jmat.runtime import hosts
+from jmat.runtime.progress import track
+from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.r2 import resamples
+from jmat.studies.submodules import (
+    ABLATIONS,
+    ablate,
+    ablate_heads,
+    fit_parts,
+    part_r2_rows,
+    part_sites,
+    refit_sequentially,
+)
 
 flags.adopt_module_key_flags(common)
 _MAPS = flags.DEFINE_list("maps", ["mat", *ABLATIONS], f"Maps to evaluate, of mat, {', '.join(ABLATIONS)}.")

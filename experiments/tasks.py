@@ -19,11 +19,11 @@ from experiments import cli, common
 from experiments.file_flags import define_files
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint, text_sentences
-from jmat.folders import check_output_folder
-from jmat.maps import model_hash
-from jmat.prune.surgery import load_pruned
-from jmat.results import format_table, write_results
-from jmat.tasks import check_causal, check_choices, read_task, task_rows, text_rows
+from jmat.report.results import format_table, write_results
+from jmat.runtime.digests import model_hash
+from jmat.runtime.folders import check_output_folder
+from jmat.studies.prune.surgery import load_pruned
+from jmat.studies.tasks import check_causal, check_choices, read_task, task_rows, text_rows
 
 _TEXT = define_files("text", "Text files, one sentence or paragraph a line: perplexity.")
 _TASKS = define_files("tasks", "JSONL files of multiple-choice questions, or names of the hub: accuracy.")

@@ -20,10 +20,10 @@ from jmat.checkpoint.load import find
 from jmat.checkpoint.tokenizer import check_tokenizer, load_tokenizer
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
-from jmat.folders import output_path
-from jmat.maps import model_hash
-from jmat.results import write_results
-from jmat.verify.report import SENTENCES, format_report, report_rows, verify
+from jmat.report.results import write_results
+from jmat.runtime.digests import model_hash
+from jmat.runtime.folders import output_path
+from jmat.studies.verify.report import SENTENCES, format_report, report_rows, verify
 
 flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in English sentences.")
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):

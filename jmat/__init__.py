@@ -2,6 +2,6 @@
 
 from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.maps import Constant, Identity, Linear, Zero, load_maps, save_maps
+from jmat.maps.files import Constant, Identity, Linear, Zero, load_maps, save_maps
 
 __all__ = ["Constant", "Identity", "Linear", "Zero", "load", "load_maps", "logits", "run", "save_maps"]

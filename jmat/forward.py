@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jmat.layers import Context
-from jmat.mesh import gathered, settled
-from jmat.sites import Site, Tap, check_callables, check_names, gather, replace
+from jmat.models.layers import Context
+from jmat.models.sites import Site, Tap, check_callables, check_names, gather, replace
+from jmat.runtime.mesh import gathered, settled
 
 # What a block itself, in contrast to its parts, is called inside the jitted program that all blocks share.
 _OF_BLOCK = ""
@@ -40,7 +40,7 @@ def run(
     Args:
       model: as `jmat.load` gives it.
       inputs: token ids [B, T], or a residual stream [B, T, D] to go on from (h_start).
-      keep: sites to return; see `jmat.sites` for the names. Nothing else is kept in memory.
+      keep: sites to return; see `jmat.models.sites` for the names. Nothing else is kept in memory.
       sites: site name → callable pytree that stands in for it. A part that is replaced is not computed.
       start: first block to run, 0 .. L. Above 0, `inputs` is a stream.
       stop: the block to stop before; L (all blocks) by default.

@@ -6,10 +6,10 @@ import functools
 import numpy as np
 
 import jmat
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data import Split, corpus, make_examples
 from jmat.forward import logits
-from jmat.metrics import bootstrap_counts
+from jmat.metrics.predictions import bootstrap_counts
 from tests.inside import text
 from tests.test_reference import REFERENCE
 

@@ -25,9 +25,10 @@ from absl import app, flags  # noqa: F401 (defines flags, which every script exp
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
-from jmat import metrics, resume  # noqa: F401 (`resume` imports orbax)
-from jmat.maps import load_maps
-from jmat.notes import AGREEMENT, Predictions
+from jmat.maps.files import load_maps
+from jmat.metrics import predictions as metrics
+from jmat.report.notes import AGREEMENT, Predictions
+from jmat.runtime import checkpoints as resume  # noqa: F401 (`resume` imports orbax)
 from tests.test_reference import REFERENCE
 
 _WORDS = (

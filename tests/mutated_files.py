@@ -22,10 +22,10 @@ import safetensors.numpy
 from jmat.checkpoint import load_model, parameters
 from jmat.checkpoint.model import _full_name
 from jmat.data.examples import load_examples
-from jmat.maps import load_maps
+from jmat.maps.files import load_maps
 from jmat.models import FAMILIES
-from jmat.prune.surgery import load_pruned
-from jmat.results import read_results
+from jmat.report.results import read_results
+from jmat.studies.prune.surgery import load_pruned
 from tests import mutations
 
 SECONDS, MEGABYTES = 5, 500

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from jmat.checkpoint import load_model
-from jmat.json_files import read_json_object
+from jmat.runtime.json_files import read_json_object
 from tests import hf
 from tests.memory import peak_of
 

@@ -9,21 +9,27 @@ import pytest
 import torch
 from flax import nnx
 
-from jmat import cost
-from jmat.benchmark import maps, memory, rivals
-from jmat.benchmark.peak import matmul_chain
-from jmat.benchmark.rows import Goal, format_errors, format_ratios, missing_row, paired_row
-from jmat.benchmark.setup import Bench, random_model, random_sentences, random_streams, sentences_of, shape_config
-from jmat.capture import capture, reading_batches, stream_sites
+from experiments.benchmarking import maps, memory, rivals
+from experiments.benchmarking.peak import matmul_chain
+from experiments.benchmarking.rows import Goal, format_errors, format_ratios, missing_row, paired_row
+from experiments.benchmarking.setup import (
+    Bench,
+    random_model,
+    random_sentences,
+    random_streams,
+    sentences_of,
+    shape_config,
+)
+from jmat.capture.activations import capture, reading_batches, stream_sites
+from jmat.capture.moments import zeros
+from jmat.capture.stream import stream_moments
 from jmat.checkpoint import parameters
-from jmat.flops import block_flops
-from jmat.jumps import fit_jumps
-from jmat.linearity.measure import step_pairs, stored_linearity
-from jmat.models import build
-from jmat.streaming.jumps import fit_jumps_to_moments
-from jmat.streaming.moments import zeros
-from jmat.streaming.passes import stream_moments
-from jmat.timing import in_turn
+from jmat.maps.jumps_from_moments import fit_jumps_to_moments
+from jmat.models import build, cost
+from jmat.models.flops import block_flops
+from jmat.runtime.timing import in_turn
+from jmat.studies.layer_jump import fit_jumps
+from jmat.studies.linearity.measure import step_pairs, stored_linearity
 from tests.scripts import rows_of, run
 
 TINY = shape_config("tiny")

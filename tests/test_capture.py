@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture import capture, check_examples, mask_positions, stream_sites, target_tokens
+from jmat.capture.activations import capture, check_examples, mask_positions, stream_sites, target_tokens
 from jmat.data.examples import Examples, Split
 
 

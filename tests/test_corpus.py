@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 
-from jmat.cache import cache_folder
 from jmat.data import corpus
 from jmat.data.corpus import docs_sentences, fit_eval, load_corpus, split, text_sentences
 from jmat.data.docstrings import sentences
+from jmat.runtime.cache import cache_folder
 
 DATA = pathlib.Path(__file__).parent / "data"
 

@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from jmat import cross_corpus
 from jmat.data import save_examples
 from jmat.data.examples import Examples, Split
 from jmat.forward import logits
-from jmat.metrics import r2_score
+from jmat.metrics.predictions import r2_score
+from jmat.studies import cross_corpus
 from tests.intervals import by_hand
 from tests.scripts import on, run
 

@@ -5,7 +5,8 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from jmat import models, rotary
+from jmat import models
+from jmat.models import rotary
 from tests import families, hf
 
 # Fields whose own defaults show only beside others.

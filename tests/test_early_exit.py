@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from jmat.early_exit.report import calibration_rows
-from jmat.early_exit.rows import Reading, exit_rows
-from jmat.early_exit.thresholds import (
+from jmat.models import config_from_hf
+from jmat.models.flops import block_flops, exit_flops, head_flops, map_flops, token_exit_flops
+from jmat.studies.early_exit.report import calibration_rows
+from jmat.studies.early_exit.rows import Reading, exit_rows
+from jmat.studies.early_exit.thresholds import (
     LAMBDAS,
     Outcome,
     calibrate,
@@ -17,8 +19,6 @@ from jmat.early_exit.thresholds import (
     paper_thresholds,
     patience,
 )
-from jmat.flops import block_flops, exit_flops, head_flops, map_flops, token_exit_flops
-from jmat.models import config_from_hf
 from tests.splits import make_split
 
 

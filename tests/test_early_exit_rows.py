@@ -7,11 +7,11 @@ import pytest
 
 from jmat import models
 from jmat.data.examples import Split
-from jmat.early_exit import report
-from jmat.early_exit.report import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
-from jmat.early_exit.rows import CONFIDENCES, METRICS, PROBABILITIES, reading, thresholds_of
-from jmat.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, Outcome
-from jmat.flops import block_flops, head_flops, map_flops
+from jmat.models.flops import block_flops, head_flops, map_flops
+from jmat.studies.early_exit import report
+from jmat.studies.early_exit.report import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
+from jmat.studies.early_exit.rows import CONFIDENCES, METRICS, PROBABILITIES, reading, thresholds_of
+from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, Outcome
 
 L, N, V, WORDS, EVERY = 5, 40, 50, 7, 2
 CONFIG = models.config_from_hf({"model_type": "gpt2", "n_layer": L, "n_embd": 8, "n_head": 2, "vocab_size": V})

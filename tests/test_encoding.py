@@ -9,15 +9,15 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import jmat.tasks
+import jmat.studies.tasks
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import encoding, make_examples
 from jmat.data.sampling import skipped_tokens
 from jmat.models import read_config
-from jmat.peek.predictions import all_positions
-from jmat.probe import labelled_examples
-from jmat.prune.measure import whole_sentences
-from jmat.verify.report import make_batches
+from jmat.studies.peek.predictions import all_positions
+from jmat.studies.probe import labelled_examples
+from jmat.studies.prune.measure import whole_sentences
+from jmat.studies.verify.report import make_batches
 from tests import llama_tokenizer
 from tests.test_reference import REFERENCE
 
@@ -54,15 +54,19 @@ def read_by_text_rows(tokenizer, lines, positions, monkeypatch):
     """The passages that the perplexity of a text is the mean over."""
     seen = []
     monkeypatch.setattr(
-        jmat.tasks, "log_likelihoods", lambda model, passages, **_: seen.extend(passages) or np.zeros(len(passages)) - 1
+        jmat.studies.tasks,
+        "log_likelihoods",
+        lambda model, passages, **_: seen.extend(passages) or np.zeros(len(passages)) - 1,
     )
     model = types.SimpleNamespace(config=types.SimpleNamespace(num_positions=positions))
-    rows = jmat.tasks.text_rows(model, tokenizer, "text", lines)
+    rows = jmat.studies.tasks.text_rows(model, tokenizer, "text", lines)
     return seen, rows
 
 
 def encode_choice(tokenizer, prompt, choice, limit):
-    return jmat.tasks._encode(tokenizer, prompt, choice, limit, encoding.special_tokens(tokenizer, masked=False))
+    return jmat.studies.tasks._encode(
+        tokenizer, prompt, choice, limit, encoding.special_tokens(tokenizer, masked=False)
+    )
 
 
 def test_every_part_reads_the_same_tokens(llama, monkeypatch):

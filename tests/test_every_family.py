@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture import capture, mask_positions, stream_sites
-from jmat.cross_corpus import cross_rows, fit_sizes
+from jmat.capture.activations import capture, mask_positions, stream_sites
 from jmat.data.examples import Examples, Split
-from jmat.early_exit.report import curve_rows, padded, saved_rows
-from jmat.early_exit.stopping import ExitRule, run_until_sure
-from jmat.early_exit.thresholds import LAMBDAS, exit_layers
 from jmat.forward import logits
-from jmat.jumps import evaluate, fit_jumps, metric_rows
-from jmat.maps import Identity
-from jmat.metrics import r2_score
-from jmat.r2 import r2_rows, resamples
-from jmat.sites import SUBMODULES
-from jmat.submodules import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
+from jmat.maps.files import Identity
+from jmat.metrics.predictions import r2_score
+from jmat.models.sites import SUBMODULES
+from jmat.studies.cross_corpus import cross_rows, fit_sizes
+from jmat.studies.early_exit.report import curve_rows, padded, saved_rows
+from jmat.studies.early_exit.stopping import ExitRule, run_until_sure
+from jmat.studies.early_exit.thresholds import LAMBDAS, exit_layers
+from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.r2 import r2_rows, resamples
+from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
 from tests import hf
 from tests.families import BY_NAME
 

@@ -15,7 +15,8 @@ import jmat
 from experiments import steps
 from jmat.checkpoint import parameters
 from jmat.data.examples import fingerprint, load_examples
-from jmat.maps import load_maps, model_hash
+from jmat.maps.files import load_maps
+from jmat.runtime.digests import model_hash
 from jmat.study import reported
 from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_linearity import cut_examples

@@ -10,8 +10,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import jmat
-from jmat import forward, layers, rotary
-from jmat.config import Rotary
+from jmat import forward
+from jmat.models import layers, rotary
+from jmat.models.config import Rotary
 from tests import families, hf
 from tests.families import BY_NAME, config_of
 
@@ -158,7 +159,7 @@ def test_blocks_with_different_windows_share_one_program():
 
 
 def test_residual_identities():
-    """`jmat.sites` states them; here they are held against each family's values."""
+    """`jmat.models.sites` states them; here they are held against each family's values."""
     wiring = {
         "llama-plain": ("in", "mid", lambda v: v["mid"] + v["ffn"]),
         "gpt_neox-parallel": ("in", "in", lambda v: v["mid"] + v["ffn"]),

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jmat import files, folders, locks
-from jmat.files import save_atomically, save_together, write_tensors
-from jmat.folders import check_output_folder, claim_output_folder
-from jmat.results import read_results, write_results
+from jmat.report.results import read_results, write_results
+from jmat.runtime import files, folders, locks
+from jmat.runtime.files import save_atomically, save_together, write_tensors
+from jmat.runtime.folders import check_output_folder, claim_output_folder
 from tests.scripts import ROOT
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}

@@ -11,7 +11,7 @@ import transformers
 
 from jmat import models
 from jmat.models import FAMILIES
-from jmat.transformers_fields import READ_UNDECLARED, known_to_transformers
+from jmat.models.transformers_fields import READ_UNDECLARED, known_to_transformers
 
 SOURCE = pathlib.Path(transformers.__file__).parent
 SHARED = [

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import Linear, checkpoint, forward, layers
+from jmat import Linear, checkpoint, forward
+from jmat.models import layers
 from tests import hf
 
 CASES = {

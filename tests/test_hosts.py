@@ -13,11 +13,11 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments import common
-from jmat import hosts
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data.examples import Examples, Split, load_examples, save_examples
-from jmat.maps import load_maps
-from jmat.resume import EXIT_TERMINATED
+from jmat.maps.files import load_maps
+from jmat.runtime import hosts
+from jmat.runtime.checkpoints import EXIT_TERMINATED
 from tests.scripts import ROOT, rows_of, steps
 from tests.test_reference import REFERENCE
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from jmat import tasks
 from jmat.data import hub_corpora
 from jmat.data.hub_tasks import TASKS, hub_task
+from jmat.studies import tasks
 
 # A row of each, as the hub has it, and what a model is asked: prompt, choices, answer.
 ARC = {"question": "What melts ice?", "choices": {"text": ["shade", "heat"], "label": ["A", "B"]}, "answerKey": "B"}

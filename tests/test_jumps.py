@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat.jumps import evaluate, fit_jumps
-from jmat.maps import Identity, Linear
-from jmat.streaming.jumps import fit_jumps_to_moments, jump_pairs
-from jmat.streaming.moments import update, zeros
+from jmat.capture.moments import update, zeros
+from jmat.maps.files import Identity, Linear
+from jmat.maps.jumps_from_moments import fit_jumps_to_moments, jump_pairs
+from jmat.studies.layer_jump import evaluate, fit_jumps
 
 N, D, L = 80, 6, 3
 

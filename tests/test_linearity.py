@@ -11,11 +11,11 @@ import scipy.stats
 
 from experiments import common
 from experiments import linearity as script
+from jmat.capture.stream import all_positions, packed_batches
 from jmat.data.examples import Split
-from jmat.linearity import intrinsic, report
-from jmat.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
-from jmat.results import write_results
-from jmat.streaming.passes import all_positions, packed_batches
+from jmat.report.results import write_results
+from jmat.studies.linearity import intrinsic, report
+from jmat.studies.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from tests.families import BY_NAME
 from tests.hf import CASES, ours
 from tests.scripts import on, rows_of, run

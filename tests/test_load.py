@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jmat
+from experiments.pretraining.tokenizers import train_bpe, train_wordpiece
 from jmat.checkpoint.load import bundled, find, load_tokenizer
-from jmat.data.tokenizers import train_bpe, train_wordpiece
 from tests import hf
 
 load_module = importlib.import_module("jmat.checkpoint.load")

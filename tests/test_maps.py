@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jmat.maps import Constant, Identity, Linear, MapsInfo, Zero, load_maps, model_hash, save_maps
+from jmat.maps.files import Constant, Identity, Linear, MapsInfo, Zero, load_maps, save_maps
+from jmat.runtime.digests import model_hash
 
 INFO = MapsInfo(
     model="tiny", model_hash="0123456789abcdef", protocol="din2023", corpus="docs", n=9, seed=0, dtype="float32"
@@ -241,7 +242,7 @@ def test_full_disk_leaves_the_old_files(saved, monkeypatch):
     def full(path, tensors, metadata):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("jmat.maps.write_tensors", full)
+    monkeypatch.setattr("jmat.maps.files.write_tensors", full)
     with pytest.raises(OSError, match=r"maps\.safetensors") as caught:
         save_maps(saved, {}, INFO)
     assert caught.value.errno == errno.ENOSPC

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score as sklearn_r2
 
-from jmat import metrics
-from jmat.metrics import (
+from jmat.metrics import predictions as metrics
+from jmat.metrics.predictions import (
     bootstrap_counts,
     bootstrap_mean,
     compare,

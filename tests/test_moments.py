@@ -8,12 +8,12 @@ import pytest
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 
-from jmat.maps import Identity, Linear
-from jmat.regression import lstsq
-from jmat.streaming import fit as from_moments
-from jmat.streaming import moments as module
-from jmat.streaming.fit import anisotropy, fit, linearity, r2
-from jmat.streaming.moments import check_finite, merge, second_moments, update, zeros
+from jmat.capture import moments as module
+from jmat.capture.moments import check_finite, merge, second_moments, update, zeros
+from jmat.maps import from_moments as from_moments
+from jmat.maps.files import Identity, Linear
+from jmat.maps.from_moments import anisotropy, fit, linearity, r2
+from jmat.maps.least_squares import lstsq
 
 PAIRS = [("x", "y"), ("x", "z"), ("y", "z")]
 D = 12

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat.maps import Identity, Linear
-from jmat.streaming.fit import linearity, r2
-from jmat.streaming.moments import mean, second_moments, spread, update, zeros
+from jmat.capture.moments import mean, second_moments, spread, update, zeros
+from jmat.maps.files import Identity, Linear
+from jmat.maps.from_moments import linearity, r2
 
 D, N = 5, 400
 

@@ -7,7 +7,7 @@ import pytest
 from jmat.checkpoint.load import bundled, find
 from jmat.data import corpus
 from jmat.data.corpus import fit_eval, load_corpus, named_corpus
-from jmat.tasks import read_task
+from jmat.studies.tasks import read_task
 from tests import inside
 
 

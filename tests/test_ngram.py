@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from jmat import ngram
+from experiments.pretraining import ngram
 
 V = 7
 RANDOM = np.random.default_rng(0)

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import cross_corpus, jumps, tasks
-from jmat.early_exit.report import calibration_rows
-from jmat.early_exit.thresholds import Outcome, layers_saved
-from jmat.linearity import report
-from jmat.linearity.measure import measure, step_pairs
-from jmat.maps import Identity, Linear
-from jmat.metrics import bootstrap_mean, bootstrap_ratio
-from jmat.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, Predictions, format_notes, noted
-from jmat.probe import probe_rows
-from jmat.prune.measure import Sums, quality_rows
-from jmat.r2 import pair_rows, resamples
-from jmat.streaming.fit import r2 as streaming_r2
-from jmat.streaming.passes import all_positions, packed_batches, stream_moments
+from jmat.capture.stream import all_positions, packed_batches, stream_moments
+from jmat.maps.files import Identity, Linear
+from jmat.maps.from_moments import r2 as streaming_r2
+from jmat.metrics.predictions import bootstrap_mean, bootstrap_ratio
+from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, Predictions, format_notes, noted
+from jmat.studies import cross_corpus, tasks
+from jmat.studies import layer_jump as jumps
+from jmat.studies.early_exit.report import calibration_rows
+from jmat.studies.early_exit.thresholds import Outcome, layers_saved
+from jmat.studies.linearity import report
+from jmat.studies.linearity.measure import measure, step_pairs
+from jmat.studies.probe import probe_rows
+from jmat.studies.prune.measure import Sums, quality_rows
+from jmat.studies.r2 import pair_rows, resamples
 from tests.splits import make_split
 from tests.test_reference import REFERENCE
 

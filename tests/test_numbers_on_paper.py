@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from jmat import cost, models
-from jmat.benchmark.rows import Goal, paired_row, ratio_row, seconds_rows
+from experiments.benchmarking.rows import Goal, paired_row, ratio_row, seconds_rows
+from jmat import models
 from jmat.forward import run
+from jmat.models import cost
+from jmat.studies.verify import report as verify
+from jmat.studies.verify.report import FACTOR, TOLERANCE, Batch, SiteDifference
 from jmat.study import reported
-from jmat.verify import report as verify
-from jmat.verify.report import FACTOR, TOLERANCE, Batch, SiteDifference
 
 D, L, H, F, N = 8, 3, 2, 20, 1000
 FIELDS = {"n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "vocab_size": 50, "n_positions": 16}

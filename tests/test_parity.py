@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import sites
-from jmat.verify.reference import run_reference
+from jmat.models import sites
+from jmat.studies.verify.reference import run_reference
 from tests import families, hf
 
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.maps import Identity, Linear, MapsInfo, model_hash, save_maps
-from jmat.peek import predictions as peeking
-from jmat.peek.page import page, percent
+from jmat.maps.files import Identity, Linear, MapsInfo, save_maps
+from jmat.runtime.digests import model_hash
+from jmat.studies.peek import predictions as peeking
+from jmat.studies.peek.page import page, percent
 from tests import scripts
 
 REFERENCE = "tests/data/reference"

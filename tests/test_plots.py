@@ -5,11 +5,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from jmat import cross_corpus
-from jmat.linearity import report
-from jmat.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
-from jmat.prune.report import plot_prune
-from jmat.sites import SUBMODULES
+from jmat.models.sites import SUBMODULES
+from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
+from jmat.studies import cross_corpus
+from jmat.studies.linearity import report
+from jmat.studies.prune.report import plot_prune
 from tests.figures import band, curve, digits, legend, look, ticks
 
 L = 3

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jmat import layers, models
-from jmat.layers import attend
+from jmat import models
+from jmat.models import layers
+from jmat.models.layers import attend
 
 
 def rounded(values):

@@ -14,10 +14,13 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from jmat import checkpoint, forward, mesh, models, resume, training
+from jmat import checkpoint, forward, models
 from jmat.data import packing
-from jmat.regularizers import KINDS, Regularizer
-from jmat.results import read_results
+from jmat.report.results import read_results
+from jmat.runtime import checkpoints as resume
+from jmat.runtime import mesh
+from jmat.training import train as training
+from jmat.training.penalties import KINDS, Regularizer
 from tests.scripts import kill_after, start
 
 V, T, END = 50, 16, 0

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat import mesh, pretraining, training
+from experiments.pretraining import limits as pretraining
 from jmat.data import packing
 from jmat.data.corpus import check_parts
+from jmat.runtime import mesh
+from jmat.training import train as training
 from tests.scripts import run
 from tests.test_pretrain import bert, gpt2
 

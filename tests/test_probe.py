@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import AutoTokenizer
 
-from jmat.probe import labelled_examples, probe_rows, read_labelled, token_classes
+from jmat.studies.probe import labelled_examples, probe_rows, read_labelled, token_classes
 from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 

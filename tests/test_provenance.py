@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmat.capture import stream as passes
+from jmat.capture.snapshots import Snapshots, go_on, text_hash
+from jmat.capture.stream import all_positions, packed_batches, partial_moments
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples, Split, fingerprint
 from jmat.data.packing import Batch
-from jmat.maps import model_hash
-from jmat.streaming import passes
-from jmat.streaming.passes import all_positions, packed_batches, partial_moments
-from jmat.streaming.snapshots import Snapshots, go_on, text_hash
+from jmat.runtime.digests import model_hash
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

@@ -17,12 +17,13 @@ import jmat
 from jmat import forward
 from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
-from jmat.linearity.measure import stored_linearity
-from jmat.maps import MapsInfo, model_hash
-from jmat.prune import merge, plans, report, scores, surgery
-from jmat.prune.heal import distil
-from jmat.prune.measure import compare_on_text, quality_rows, whole_sentences
-from jmat.prune.stand_ins import METHODS, label, stand_ins, stretches
+from jmat.maps.files import MapsInfo
+from jmat.runtime.digests import model_hash
+from jmat.studies.linearity.measure import stored_linearity
+from jmat.studies.prune import merge, plans, report, scores, surgery
+from jmat.studies.prune.heal import distil
+from jmat.studies.prune.measure import compare_on_text, quality_rows, whole_sentences
+from jmat.studies.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
 from tests.scripts import on, rows_of, run
 from tests.test_reference import REFERENCE

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from jmat.maps import Linear
-from jmat.r2 import pair_rows, r2_rows, resamples, usual_coordinates
+from jmat.maps.files import Linear
+from jmat.studies.r2 import pair_rows, r2_rows, resamples, usual_coordinates
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 from safetensors.numpy import load_file
 
 import jmat
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data.examples import load_examples
-from jmat.early_exit.report import curve_rows
-from jmat.jumps import evaluate, fit_jumps, metric_rows
-from jmat.maps import Identity
-from jmat.r2 import r2_rows, resamples
-from jmat.sites import SUBMODULES
-from jmat.submodules import ABLATIONS, ablate, fit_parts, part_sites
+from jmat.maps.files import Identity
+from jmat.models.sites import SUBMODULES
+from jmat.studies.early_exit.report import curve_rows
+from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.r2 import r2_rows, resamples
+from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_sites
 
 REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
 # A post-norm stream lies next to a hyperplane: BERT's h_1 has condition number 2e5, and float32 rounding in the forward

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression, Ridge
 
-from jmat import regression
-from jmat.conditioning import RANK_EPS
-from jmat.regression import factorise, factorise_each, lstsq
+from jmat.maps import least_squares as regression
+from jmat.maps.conditioning import RANK_EPS
+from jmat.maps.least_squares import factorise, factorise_each, lstsq
 
 # One shape for most tests: they share a compiled program.
 N, D, R = 300, 40, 6

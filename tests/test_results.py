@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jmat.results import format_table, read_results, write_results
+from jmat.report.results import format_table, read_results, write_results
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
 

@@ -3,16 +3,11 @@
 import numpy as np
 import pytest
 
-from jmat.capture import capture, mask_positions, stream_sites
-from jmat.jumps import fit_jumps
-from jmat.maps import load_maps
-from jmat.streaming.jumps import (
-    choose_route,
-    fit_jumps_to_moments,
-    jump_pairs,
-    memory_of_activations,
-)
-from jmat.streaming.passes import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.capture.activations import capture, mask_positions, stream_sites
+from jmat.capture.stream import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.maps.files import load_maps
+from jmat.maps.jumps_from_moments import choose_route, fit_jumps_to_moments, jump_pairs, memory_of_activations
+from jmat.studies.layer_jump import fit_jumps
 from tests.scripts import on, rows_of, run
 from tests.test_linearity import cut_examples
 from tests.test_streaming import few, in_memory

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
+from experiments.pretraining.tokenizers import train_bpe, train_wordpiece
 from jmat.data import make_examples, tokenize
-from jmat.data.tokenizers import train_bpe, train_wordpiece
 
 TEXT = [f"The function number {n} returns {'a list of ' * (n % 7)}values for key {n * n}." for n in range(400)]
 

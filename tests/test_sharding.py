@@ -7,12 +7,12 @@ from jax.sharding import PartitionSpec
 
 import jmat
 from jmat import forward
-from jmat.capture import capture
+from jmat.capture.activations import capture
+from jmat.capture.stream import stream_moments
 from jmat.forward import logits
-from jmat.jumps import evaluate
-from jmat.maps import Identity
-from jmat.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
-from jmat.streaming.passes import stream_moments
+from jmat.maps.files import Identity
+from jmat.runtime.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
+from jmat.studies.layer_jump import evaluate
 from tests import hf
 from tests.families import BY_NAME
 from tests.test_every_family import sentences
@@ -69,7 +69,7 @@ def test_blocks_gather_their_parameters_inside_the_program(gpt2):
 
 
 def test_gathering_programs_have_ended_when_the_next_one_starts(gpt2):
-    # Otherwise CPU devices wait for one another for ever, now and then: see `jmat.mesh.settled`.
+    # Otherwise CPU devices wait for one another for ever, now and then: see `jmat.runtime.mesh.settled`.
     sharded, tokens = shard_parameters(data_mesh(), gpt2), np.zeros((64, 100), np.int32)
     for _ in range(3):
         x, context = forward.enter(sharded, tokens)

@@ -9,7 +9,7 @@ import pytest
 
 import jmat
 from jmat import Identity, Linear
-from jmat.sites import check_callables, readable, replaceable
+from jmat.models.sites import check_callables, readable, replaceable
 from tests import hf
 
 TOKENS = np.random.default_rng(0).integers(0, 37, (2, 6), dtype=np.int32)

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture import capture, mask_positions
-from jmat.data.examples import Split
-from jmat.regression import lstsq
-from jmat.streaming import moments as module
-from jmat.streaming.fit import fit
-from jmat.streaming.moments import combine, merge, second_moments
-from jmat.streaming.passes import (
+from jmat.capture import moments as module
+from jmat.capture.activations import capture, mask_positions
+from jmat.capture.moments import combine, merge, second_moments
+from jmat.capture.stream import (
     all_positions,
     packed_batches,
     partial_moments,
@@ -21,6 +18,9 @@ from jmat.streaming.passes import (
     stream_moments,
     visit,
 )
+from jmat.data.examples import Split
+from jmat.maps.from_moments import fit
+from jmat.maps.least_squares import lstsq
 from tests.test_reference import REFERENCE
 
 PAIRS = [

@@ -79,7 +79,7 @@ _PARENT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which is not there where tests run in the background
 from experiments.children import run_child
-from jmat.streaming.snapshots import Terminated
+from jmat.capture.snapshots import Terminated
 child = '''
 import pathlib, signal, sys, time
 from experiments.children import end_with_parent

@@ -5,13 +5,21 @@ import pytest
 from flax import nnx
 
 from jmat import forward, models
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data.examples import Examples, Split
-from jmat.jumps import evaluate, metric_rows
-from jmat.maps import Identity, Linear, Zero
-from jmat.r2 import resamples
-from jmat.sites import SUBMODULES
-from jmat.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_r2_rows, part_sites, refit_sequentially
+from jmat.maps.files import Identity, Linear, Zero
+from jmat.models.sites import SUBMODULES
+from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.studies.r2 import resamples
+from jmat.studies.submodules import (
+    ABLATIONS,
+    ablate,
+    ablate_heads,
+    fit_parts,
+    part_r2_rows,
+    part_sites,
+    refit_sequentially,
+)
 
 WIDTH = 8
 
@@ -147,7 +155,7 @@ def test_attention_runs_on_the_position_alone(setting, monkeypatch):
             lengths.append(inputs.shape[1])
         return original(model, inputs, **options)
 
-    monkeypatch.setattr("jmat.submodules.run", spy)
+    monkeypatch.setattr("jmat.studies.submodules.run", spy)
     again = ablate(model, examples.eval, plans)
     assert set(lengths) == {1}
     np.testing.assert_array_equal(again["mat_attn", 0], whole["mat_attn", 0])

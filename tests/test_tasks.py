@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import tasks
 from jmat.data.encoding import SpecialTokens
+from jmat.studies import tasks
 from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 

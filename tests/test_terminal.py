@@ -16,9 +16,9 @@ from experiments import cli
 from jmat import models
 from jmat.checkpoint import load_model
 from jmat.data import load_examples
-from jmat.errors import printable
-from jmat.maps import load_maps
-from jmat.progress import track
+from jmat.maps.files import load_maps
+from jmat.runtime.errors import printable
+from jmat.runtime.progress import track
 from tests import hf
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\u202e\x9b2J\r"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jmat import timing
+from jmat.runtime import timing
 
 
 class Clock:

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from jmat.data import tokenizers
+from experiments.pretraining import tokenizers
 
 SENTENCES = ["Return the value of `x`, or None if it is missing.", "Raise ValueError when the shape is wrong."] * 20
 

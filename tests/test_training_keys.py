@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from jmat import mesh, training
 from jmat.data.packing import Batch, pack, same_tokens
+from jmat.runtime import mesh
+from jmat.training import train as training
 
 T, ROWS = 32, 8
 

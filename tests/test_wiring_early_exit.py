@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import transformers
 
-from jmat.capture import capture, stream_sites
+from jmat.capture.activations import capture, stream_sites
 from jmat.data import Split
-from jmat.early_exit.report import saved_rows
-from jmat.early_exit.thresholds import Outcome, calibrate
+from jmat.studies.early_exit.report import saved_rows
+from jmat.studies.early_exit.thresholds import Outcome, calibrate
 from tests.by_hand import Lab, compare, log_p, same
 from tests.inside import call, changed_model, loaded, text
 from tests.test_reference import REFERENCE

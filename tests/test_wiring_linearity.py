@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from jmat.capture import stream_sites
-from jmat.linearity.intrinsic import log_ratios, maximum_likelihood
-from jmat.metrics import bootstrap_counts
-from jmat.sites import SUBMODULES
+from jmat.capture.activations import stream_sites
+from jmat.metrics.predictions import bootstrap_counts
+from jmat.models.sites import SUBMODULES
+from jmat.studies.linearity.intrinsic import log_ratios, maximum_likelihood
 from tests.by_hand import Lab, affine, same
 from tests.inside import call, changed_model, text
 from tests.test_reference import REFERENCE

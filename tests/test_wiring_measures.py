@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from jmat.benchmark import maps, memory, passes
-from jmat.benchmark.rows import Goal
-from jmat.benchmark.setup import Bench, random_model, random_sentences
+from experiments.benchmarking import maps, memory, passes
+from experiments.benchmarking.rows import Goal
+from experiments.benchmarking.setup import Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
-from jmat.early_exit.thresholds import ID_LAMBDAS, LAMBDAS
-from jmat.flops import block_flops
-from jmat.verify import report
-from jmat.verify.report import Batch, SiteDifference
+from jmat.models.flops import block_flops
+from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS
+from jmat.studies.verify import report
+from jmat.studies.verify.report import Batch, SiteDifference
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
 

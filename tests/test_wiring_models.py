@@ -9,11 +9,14 @@ import pytest
 from flax import nnx
 
 import jmat
-from jmat import models, ngram, tasks, training
+from experiments.pretraining import ngram
+from jmat import models
 from jmat.checkpoint import parameters
 from jmat.data import corpus, packing
-from jmat.metrics import bootstrap_counts
-from jmat.regularizers import Regularizer
+from jmat.metrics.predictions import bootstrap_counts
+from jmat.studies import tasks
+from jmat.training import train as training
+from jmat.training.penalties import Regularizer
 from tests.by_hand import Lab, log_p
 from tests.inside import call, changed_model, loaded, text
 from tests.test_reference import REFERENCE

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.maps import Zero
-from jmat.sites import SUBMODULES
+from jmat.maps.files import Zero
+from jmat.models.sites import SUBMODULES
 from tests.by_hand import Lab, affine, log_p, r2, same
 from tests.inside import call, text
 

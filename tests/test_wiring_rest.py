@@ -13,13 +13,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import jmat
-from jmat.capture import target_tokens
+from jmat.capture.activations import target_tokens
 from jmat.checkpoint import parameters
 from jmat.data import Examples, save_examples
-from jmat.maps import Identity
-from jmat.metrics import bootstrap_counts
-from jmat.probe import labelled_examples, token_classes
-from jmat.prune.plans import How
+from jmat.maps.files import Identity
+from jmat.metrics.predictions import bootstrap_counts
+from jmat.studies.probe import labelled_examples, token_classes
+from jmat.studies.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
 from tests.figures import curve, legend
 from tests.inside import call, changed_model, loaded, text

@@ -12,8 +12,8 @@ from tokenizers import processors
 
 import jmat
 from jmat import models
-from jmat.regularizers import Regularizer
-from jmat.verify.report import Report, SiteDifference
+from jmat.studies.verify.report import Report, SiteDifference
+from jmat.training.penalties import Regularizer
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
 

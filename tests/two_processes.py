@@ -15,13 +15,13 @@ from absl import flags
 
 import jmat
 from experiments import cli, common, layer_jump, linearity
-from jmat import hosts
-from jmat.capture import capture
+from jmat.capture.activations import capture
+from jmat.capture.moments import second_moments
+from jmat.capture.stream import all_positions, packed_batches, stream_moments
 from jmat.checkpoint import parameters
 from jmat.data.examples import load_examples
-from jmat.maps import model_hash
-from jmat.streaming.moments import second_moments
-from jmat.streaming.passes import all_positions, packed_batches, stream_moments
+from jmat.runtime import hosts
+from jmat.runtime.digests import model_hash
 from tests.test_streaming import few
 
 SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}

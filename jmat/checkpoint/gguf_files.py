@@ -11,10 +11,10 @@ import numpy as np
 
 from jmat.checkpoint.gguf_header import GgufHeader, GgufTensor, read_header
 from jmat.checkpoint.tensor_files import TensorFiles
-from jmat.config import Rotary
-from jmat.config_reader import is_number
-from jmat.errors import shortened
-from jmat.rotary import frequencies
+from jmat.models.config import Rotary
+from jmat.models.config_reader import is_number
+from jmat.models.rotary import frequencies
+from jmat.runtime.errors import shortened
 
 # `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")

@@ -10,9 +10,9 @@ import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
-from jmat.errors import first_line, readable_errors, shortened
-from jmat.mesh import data_mesh
-from jmat.names import known_name
+from jmat.runtime.errors import first_line, readable_errors, shortened
+from jmat.runtime.mesh import data_mesh
+from jmat.runtime.names import known_name
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
 PRUNED = "pruned.json"  # says which blocks of the model are replaced by the maps beside it
@@ -38,7 +38,8 @@ def load(
       revision: branch, tag or commit of a hub id.
       ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
       ignore_maps: load the whole model of a folder that `prune --save` wrote with maps, without these.
-      shard_parameters: split every parameter over the local devices (`jmat.mesh.parameter_sharding`) as it is read.
+      shard_parameters: split every parameter over the local devices as it is read
+        (`jmat.runtime.mesh.parameter_sharding`).
 
     Returns:
       The model, and its tokenizer (None if the folder has none). No code that comes with a checkpoint is ever run.
@@ -54,7 +55,7 @@ def load(
     if (folder / PRUNED).is_file() and not ignore_maps:
         raise ValueError(
             f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
-            "experiments.tasks or jmat.prune.surgery.load_pruned."
+            "experiments.tasks or jmat.studies.prune.surgery.load_pruned."
         )
     mesh = data_mesh(jax.local_devices()) if shard_parameters else None
     model, tokenizer = load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)

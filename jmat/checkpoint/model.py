@@ -22,12 +22,12 @@ from jax.sharding import Mesh
 
 from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
-from jmat.config import ModelConfig
-from jmat.errors import printable, readable_errors
-from jmat.files import save_together, write_tensors
-from jmat.mesh import parameter_sharding
 from jmat.models import FAMILIES, build, config_from_hf, read_config
+from jmat.models.config import ModelConfig
 from jmat.models.family import OTHER_HEADS, Family
+from jmat.runtime.errors import printable, readable_errors
+from jmat.runtime.files import save_together, write_tensors
+from jmat.runtime.mesh import parameter_sharding
 
 
 @readable_errors()

@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from jmat.errors import in_one_line
-from jmat.json_files import read_json_object
+from jmat.runtime.errors import in_one_line
+from jmat.runtime.json_files import read_json_object
 
 # The dtypes that hold weights, as safetensors calls them.
 FLOATS: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}

@@ -30,10 +30,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
-from jmat.config import ModelConfig
 from jmat.data.encoding import TokenizerError, encode, panics_as_errors, special_tokens
-from jmat.errors import readable_errors
-from jmat.json_files import read_json_object
+from jmat.models.config import ModelConfig
+from jmat.runtime.errors import readable_errors
+from jmat.runtime.json_files import read_json_object
 
 # Glob patterns of all files that a tokenizer may consist of.
 TOKENIZER_FILES = (

@@ -24,12 +24,12 @@ import numpy as np
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jmat.cache import cached
 from jmat.data import docstrings, hub_corpora
-from jmat.digests import short_hash
-from jmat.files import save_atomically
-from jmat.names import known_name
-from jmat.progress import track
+from jmat.runtime.cache import cached
+from jmat.runtime.digests import short_hash
+from jmat.runtime.files import save_atomically
+from jmat.runtime.names import known_name
+from jmat.runtime.progress import track
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The installed packages → docstrings

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int32
 from numpy import ndarray
 
-from jmat.errors import in_one_line
+from jmat.runtime.errors import in_one_line
 
 _CHARACTERS = 16  # of a long text that are looked at for each token that is wanted; more where they are too few
 _MARGIN = 64  # tokens at a cut that may differ from those of the whole text

@@ -12,9 +12,9 @@ from jaxtyping import Int, Int32
 from numpy import ndarray
 
 from jmat.data.npz import read_arrays
-from jmat.digests import short_hash
-from jmat.errors import readable_errors
-from jmat.files import save_atomically
+from jmat.runtime.digests import short_hash
+from jmat.runtime.errors import readable_errors
+from jmat.runtime.files import save_atomically
 
 _FIELDS = ("tokens", "lengths", "positions", "rows")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from jmat.cache import cached
 from jmat.data import Examples, load_examples, make_examples, save_examples
 from jmat.data.examples import fingerprint
-from jmat.digests import short_hash
-from jmat.errors import first_line
+from jmat.runtime.cache import cached
+from jmat.runtime.digests import short_hash
+from jmat.runtime.errors import first_line
 
 OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
 SplitText = Callable[[str], list[str]]  # paragraph → sentences

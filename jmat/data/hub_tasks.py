@@ -14,7 +14,7 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class HubTask:
-    """The place of a task on the hub, and how its rows become those of `jmat.tasks`' JSONL files."""
+    """The place of a task on the hub, and how its rows become those of `jmat.studies.tasks`' JSONL files."""
 
     about: str
     repo: str
@@ -78,7 +78,7 @@ TASKS = {
 
 
 def hub_task(name: str, *, open_file: hub_corpora.OpenFile | None = None) -> list[Fields]:
-    """The questions of a task, as the lines of a JSONL file hold them (`jmat.tasks`).
+    """The questions of a task, as the lines of a JSONL file hold them (`jmat.studies.tasks`).
 
     Args:
       name: one of `TASKS`.

@@ -11,7 +11,7 @@ from numpy import ndarray
 from jmat.data import encoding
 from jmat.data.encoding import encode
 from jmat.data.examples import Examples, Split
-from jmat.digests import short_hash
+from jmat.runtime.digests import short_hash
 
 PROTOCOLS = ("din2023", "jmat")
 

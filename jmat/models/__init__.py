@@ -6,12 +6,12 @@ from typing import Any
 
 from flax import nnx
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.errors import readable_errors, shortened
-from jmat.json_files import read_json_object
 from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama, opt, roberta
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import Family, Transformer
+from jmat.runtime.errors import readable_errors, shortened
+from jmat.runtime.json_files import read_json_object
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,

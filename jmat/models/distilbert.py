@@ -1,10 +1,10 @@
 """DistilBERT (Sanh et al. 2019): BERT with half the blocks and without token types."""
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.layers import ACTIVATIONS, NoNorm
 from jmat.models.bert import Block, Embed, MaskedHead
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
+from jmat.models.layers import ACTIVATIONS, NoNorm
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import nnx
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 
 
 class Transformer(nnx.Module):

@@ -1,11 +1,11 @@
 """GPT-Neo (Black et al. 2021; the TinyStories models): GPT-2 whose blocks may look back over a short window only."""
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.errors import shortened
-from jmat.layers import ACTIVATIONS, Head, LayerNorm
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.models.gpt2 import Block, Embed
+from jmat.models.layers import ACTIVATIONS, Head, LayerNorm
+from jmat.runtime.errors import shortened
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

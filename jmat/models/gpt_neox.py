@@ -3,13 +3,13 @@
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.layers import ACTIVATIONS, Attention, Context, FeedForward, Head, LayerNorm
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
+from jmat.models.layers import ACTIVATIONS, Attention, Context, FeedForward, Head, LayerNorm
 from jmat.models.llama import Embed
-from jmat.rotary import read_rotary
-from jmat.sites import Tap
+from jmat.models.rotary import read_rotary
+from jmat.models.sites import Tap
 
 
 class Block(nnx.Module):

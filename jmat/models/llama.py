@@ -9,13 +9,13 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.errors import shortened
-from jmat.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, RMSNorm
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.rotary import read_rotary
-from jmat.sites import Tap
+from jmat.models.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, RMSNorm
+from jmat.models.rotary import read_rotary
+from jmat.models.sites import Tap
+from jmat.runtime.errors import shortened
 
 
 class Embed(nnx.Module):

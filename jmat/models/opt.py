@@ -3,11 +3,11 @@
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, Head, LayerNorm, NoNorm
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.sites import Tap
+from jmat.models.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, Head, LayerNorm, NoNorm
+from jmat.models.sites import Tap
 
 
 class Embed(nnx.Module):

@@ -2,11 +2,11 @@
 
 import functools
 
-from jmat.config import ModelConfig
-from jmat.config_reader import ConfigReader
-from jmat.layers import ACTIVATIONS, NoNorm
 from jmat.models.bert import Block, Embed, MaskedHead, decoder_keys, encoder_keys
+from jmat.models.config import ModelConfig
+from jmat.models.config_reader import ConfigReader
 from jmat.models.family import Family, Key, dense_keys, norm_keys
+from jmat.models.layers import ACTIVATIONS, NoNorm
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

@@ -1,0 +1,1 @@
+"""Parts of `experiments.pretrain`: tokenizers, limits, and the n-gram model to compare with."""

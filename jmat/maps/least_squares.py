@@ -1,0 +1,321 @@
+"""Least squares for maps between activations: one factorisation, any number of right-hand sides.
+
+Transformer activations are a hard regression problem in float32. A few coordinates are a thousand times larger than the
+rest, and condition numbers of 1e4 to 1e6 are usual. Four choices keep the answer, and its price (errors are relative,
+against float64):
+
+- QR of X itself, never the normal equations: the error grows with the condition number, not with its square.
+- A triangular solve where X has full rank. Householder QR and back substitution do not care how columns are scaled,
+  whereas an SVD of X, as in `jnp.linalg.lstsq`, loses the small columns beside the outliers. With three coordinates
+  3,000 times as large as the other 253, at N = 9,000, its predictions are wrong by 0.99 with the default cut-off, by
+  1e-3 with `rcond=0`, and those of QR by 2e-7 (`experiments.benchmark --parts=condition`).
+- One factorisation of X for all targets: `lstsq` would decompose it again for each.
+- Rank is judged, and where it is deficient the minimum-norm solution found, on R with its columns scaled
+  (`jmat.maps.conditioning`).
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+from threadpoolctl import threadpool_limits
+
+from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
+
+MOST_AT_ONCE = 8  # sources that `factorise_each` works on
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["weights", "bias", "rank", "condition", "residual"],
+    meta_fields=["n", "ridge"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """The map `y = x @ weights (+ bias)` with the statistics of its fit.
+
+    Attributes:
+        weights: [D, R].
+        bias: [R], or None without an intercept.
+        rank: of X (centred, if there is an intercept), as the solver judged it; int32 scalar.
+        condition: largest over smallest singular value of X that counts; 1 where none does.
+        residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions themselves; None if it was
+            not asked for.
+        n: number of examples.
+        ridge: the penalty.
+    """
+
+    # Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings or numpy arrays here.
+    weights: Any
+    bias: Any
+    rank: Any
+    condition: Any
+    residual: Any
+    n: int
+    ridge: float
+
+    def describe(self) -> str:
+        """One sentence on how well X determines the map, and what was done if it does not."""
+        rank, dimensions = int(self.rank), self.weights.shape[0]
+        if rank == dimensions:
+            return f"full rank {dimensions} from {self.n} examples, condition number {float(self.condition):.1e}"
+        few = self.n - (self.bias is not None) < dimensions  # a bias takes one example
+        cause = "fewer examples than dimensions" if few else "linearly dependent input coordinates"
+        remedy = f"ridge {self.ridge:g} makes it unique" if self.ridge else "the minimum-norm solution is used"
+        return f"rank {rank} of {dimensions}: {cause}; {remedy}"
+
+
+def lstsq(
+    X: Float[Array | np.ndarray, "N D"],
+    Y: Float[Array | np.ndarray, "N R"],
+    *,
+    intercept: bool = False,
+    ridge: float | int = 0.0,
+    rcond: float | None = None,
+) -> Solution:
+    """Minimises `||X W (+ b) − Y||² + ridge ||W||²` over W (and b), for all R columns of Y at once.
+
+    Works in the dtype of the inputs, and in float32 for half-precision ones. For several targets of one source,
+    `factorise` it once. Not to be called under `jit`, since it looks at the values.
+
+    Args:
+        X: inputs, an example a row.
+        Y: targets.
+        intercept: also fit a bias (by centring), which `ridge` does not penalise.
+        ridge: the penalty, on the scale of a sum over examples.
+        rcond: singular values of X below `rcond` times the largest count as zero. By default only coordinates that
+            are dependent up to rounding do, whatever their scales; neither numpy's nor jax.numpy's default,
+            `eps · max(N, D)`, which at N = 9,000 in float32 truncates everything beyond a condition number of 1e3.
+
+    Raises:
+        ValueError: on shapes that do not fit, no examples, NaN or infinity, or a negative `ridge` or `rcond`.
+    """
+    if X.ndim != 2 or Y.ndim != 2 or X.shape[0] != Y.shape[0]:
+        raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
+    if 0 in X.shape or 0 in Y.shape:
+        raise ValueError(f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example")
+    X, Y = jnp.asarray(X), jnp.asarray(Y)
+    if Y.dtype == jnp.float64:
+        X = X.astype(jnp.float64)
+    return factorise(X, intercept=intercept, ridge=ridge, rcond=rcond).solve(Y)
+
+
+def factorise(
+    X: Float[Array | np.ndarray, "N D"],
+    *,
+    intercept: bool = False,
+    ridge: float | int = 0.0,
+    rcond: float | None = None,
+    condition: bool = True,
+) -> "Factors":
+    """The part of `lstsq` that all targets of one source share. Takes and raises what `lstsq` does.
+
+    The condition number costs an SVD of its own, and is left out (None) by flag.
+    """
+    if X.ndim != 2 or 0 in X.shape:
+        raise ValueError(f"expected X [N, D] with at least one example and one coordinate, got {X.shape}")
+    if not 0 <= ridge < np.inf:
+        raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
+    if rcond is not None and not 0 <= rcond < 1:
+        raise ValueError(f"rcond must be in [0, 1), or None for the default, got {rcond}")
+    X = jnp.asarray(X)
+    X = _checked("X", X, X.dtype)
+    Q, R, mean, rank = _factorise(X, rcond, intercept=intercept)
+    spectrum = None
+    if int(rank) < X.shape[1]:
+        with jax.enable_x64(True):  # what is large in one coordinate must not drown another
+            spectrum = scaled_svd(R, rcond, rank)
+    number = condition_number(R, rank) if condition else None
+    return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
+
+
+def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: Any) -> Iterator["Factors"]:
+    """`factorise` for several sources, in their order; takes its keywords.
+
+    On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
+    a QR little faster than one does, and many times slower where the cores have other work.
+    """
+    x64 = jnp.result_type(float) == jnp.float64  # a setting of this thread, which others do not inherit
+
+    def work(X: Any) -> Factors:
+        with jax.enable_x64(x64):
+            return jax.block_until_ready(factorise(X, **how))
+
+    workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
+    for start in range(0, len(sources), workers):
+        group = sources[start : start + workers]
+        with threadpool_limits(1, user_api="blas"), concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
+            factors = list(pool.map(work, group))
+        yield from factors
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """X = Q R (centred, if there is an intercept), for any number of targets.
+
+    Attributes:
+        X: as given, [N, D].
+        Q: orthonormal columns, [N, min(N, D)].
+        R: upper triangular, [min(N, D), D].
+        mean: of X's rows, or None without an intercept.
+        spectrum: where R is rank deficient, U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count.
+        rank: as in `Solution`.
+        condition: as in `Solution`; None if it was not asked for.
+        ridge: the penalty, or None.
+    """
+
+    X: Any
+    Q: Any
+    R: Any
+    mean: Any
+    spectrum: Any
+    rank: Any
+    condition: Any
+    ridge: Any
+
+    def solve(self, Y: Float[Array | np.ndarray, "N R"], *, residual: bool = True) -> Solution:
+        """The solution for targets Y. Its `residual` takes half of the time, and is left out (None) by flag.
+
+        Raises:
+            ValueError: on another number of examples than X has, NaN or infinity.
+        """
+        Y = self._targets(Y)
+        with jax.enable_x64(self.spectrum is not None or Y.dtype == jnp.float64):
+            weights, bias = _solve(self, Y)
+        error = _residual(self.X, Y, weights, bias) if residual else None
+        return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
+
+    def explained(self, Y: Float[Array | np.ndarray, "N R"]) -> float:
+        """Returns the share of Y that a map without penalty explains: `1 − residual / ||Y||²`.
+
+        Y is centred if there is an intercept. Read off `Qᵀ Y`: no map is solved for.
+        Accurate to 1e-6. 1 where there is nothing to explain.
+
+        Raises:
+            ValueError: as `solve`.
+        """
+        Y = self._targets(Y)
+        if self.mean is not None:
+            Y = Y - _mean(Y)
+        total = float(energy(Y))
+        return float(self.projected(Y)) / total if total > 0 else 1.0
+
+    def projected(self, Y: Float[Array, "N R"]) -> Float[Array, ""]:
+        """`||Qᵀ Y||²` in float64, what of Y's `energy` a map explains, for centred Y where X is centred.
+
+        For many targets: nothing is checked, and nothing waited for.
+        """
+        with jax.enable_x64(True):
+            return _projected(self.Q, self.spectrum, Y)
+
+    def _targets(self, Y: Any) -> Array:
+        N = self.X.shape[0]
+        if Y.ndim != 2 or Y.shape[0] != N or Y.shape[1] == 0:
+            raise ValueError(f"expected Y [{N}, R], got {Y.shape}")
+        return _checked("Y", Y, self.X.dtype)
+
+
+def _checked(name: str, values: Any, dtype: Any) -> Array:
+    """On the device, in float32 or float64. Raises ValueError for NaN and infinity."""
+    values = jnp.asarray(values, jnp.float64 if dtype == jnp.float64 else jnp.float32)
+    largest, limit = float(_largest(values)), float(jnp.finfo(values.dtype).max)
+    if np.isfinite(largest) and largest > np.sqrt(limit / values.size):
+        raise ValueError(
+            f"the values of {name} reach {largest:.0e}, where sums of squares overflow (X holds the inputs of the map, "
+            "Y its targets): scale them down. Activations of a model are so large where its weights are damaged."
+        )
+    if not np.isfinite(largest):
+        bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
+        raise ValueError(
+            f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
+            "them (text longer than the positions and half-precision overflow are the usual causes)"
+        )
+    return values
+
+
+@jax.jit
+def _largest(values: Array) -> Array:
+    # A maximum propagates NaN and infinity, and is five times as fast on a CPU as counting.
+    return jnp.max(jnp.abs(values))
+
+
+@functools.partial(jax.jit, static_argnames=("intercept",))
+def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tuple[Any, ...]:
+    # The setting also reaches the products inside QR and SVD on accelerators.
+    with jax.default_matmul_precision("highest"):
+        mean = _mean(X) if intercept else None
+        Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
+        # Rows less their mean add up to zero: one of N says nothing new, whatever its rounding.
+        most = min(X.shape[0] - intercept, X.shape[1])
+        return Q, R, mean, jnp.minimum(numerical_rank(R, rcond), most)
+
+
+@jax.jit
+def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
+    # The setting also reaches the products inside the triangular solve.
+    with jax.default_matmul_precision("highest"):
+        mean = None if factors.mean is None else _mean(Y)
+        B = matmul(factors.Q.T, Y if mean is None else Y - mean)
+        if factors.ridge is not None:
+            weights = ridge_solution(factors.R, B, factors.ridge)
+        elif factors.spectrum is not None:
+            weights = minimum_norm(B.astype(jnp.float64), *factors.spectrum).astype(B.dtype)
+        else:
+            weights = solve_triangular(factors.R, B)
+        return weights, None if mean is None else mean - matmul(factors.mean, weights)
+
+
+@jax.jit
+def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
+    B = matmul(Q.T, Y)
+    if spectrum is not None:  # what Q has beyond X's rank is rounding
+        U, *_, kept = spectrum
+        B = jnp.where(kept[:, None], matmul(U.T, B.astype(U.dtype)), 0)
+    return _sum_of_squares(B)
+
+
+def energy(Y: Float[Array | np.ndarray, "N R"]) -> Float[Array, ""]:
+    """`||Y||²`, in float64."""
+    with jax.enable_x64(True):
+        return _sum_of_squares(Y)
+
+
+@jax.jit
+def _sum_of_squares(values: Array) -> Array:
+    return jnp.sum(jnp.square(values), dtype=jnp.float64)
+
+
+@jax.jit
+def _residual(X: Array, Y: Array, weights: Array, bias: Array | None) -> Array:
+    prediction = matmul(X, weights)
+    return jnp.sum(jnp.square(Y - (prediction if bias is None else prediction + bias)), axis=0)
+
+
+def _mean(values: Array) -> Array:
+    """Mean over examples in two passes: the second removes the rounding of the first, which outliers make large."""
+    average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)  # a product sums faster than a reduction
+    first = matmul(average, values)
+    return first + matmul(average, values - first)
+
+
+@jax.jit
+def centre(X: Float[Array | np.ndarray, "N D"]) -> Float[Array, "N D"]:
+    """X without its mean; a coordinate that is constant up to rounding becomes exactly zero, not scaled-up noise."""
+    X = jnp.asarray(X)
+    return _centred(X, _mean(X))
+
+
+def _centred(X: Array, mean: Array) -> Array:
+    centred = X - mean
+    spread = jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
+    constant = spread <= 4 * jnp.finfo(X.dtype).eps * jnp.abs(mean)
+    return jnp.where(constant, 0, centred)

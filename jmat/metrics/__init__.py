@@ -1,0 +1,1 @@
+"""Measures of predictions and of linear maps, and their bootstrap intervals."""

@@ -1,0 +1,1 @@
+"""Devices, processes, files and clocks: all that knows nothing of transformers."""

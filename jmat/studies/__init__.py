@@ -1,0 +1,1 @@
+"""Studies: each answers one question about a model."""

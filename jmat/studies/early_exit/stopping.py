@@ -1,0 +1,109 @@
+"""A forward pass that truly stops: blocks after the exit are never run. For measuring what an early exit is worth in
+time.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy import ndarray
+
+from jmat.forward import advance, enter
+from jmat.metrics.predictions import top_2_gap
+from jmat.models.sites import gather
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitRule:
+    """When to stop, and how that is found out."""
+
+    maps: Mapping[int, Any]  # layer → map to the final stream; the layers at which confidence is checked
+    check_model: (
+        Any  # the model whose final norm and head the check reads with: the model itself, or `short_list` of it
+    )
+
+
+def short_list(model: Any, words: Int[ndarray, " W"]) -> Any:
+    """Returns the model with a head over some words only, for checks at W/V of the cost."""
+    V = model.config.vocab_size
+    if model.config.width == V:
+        raise ValueError(f"the width and the vocabulary are both {V}: the head's word axis cannot be told apart.")
+    short = jax.tree.map(lambda leaf: leaf, model)
+    short.head = jax.tree.map(lambda leaf: leaf[..., words] if leaf.shape[-1] == V else leaf, model.head)
+    short.embed = jax.tree.map(lambda leaf: leaf[words] if leaf.shape[0] == V else leaf, model.embed)
+    return short
+
+
+def run_until_sure(
+    model: Any,
+    tokens: Int[ndarray, "B T"],
+    lengths: Int[ndarray, " B"],
+    positions: Int[ndarray, " B"],
+    thresholds: Float[ndarray, " B"],
+    rule: ExitRule,
+) -> tuple[Int[ndarray, " B"], Int[ndarray, " B"]]:
+    """Predicts at one position of each row; a row leaves the batch at the first check that is above its threshold.
+
+    The rows that stay are packed together, up to the next power of two, so the number of compiled programs stays small.
+
+    Returns:
+      The layer at which each row left (L: ran to the end), and the predicted token, read with the whole head.
+    """
+    L, B = model.config.layers, len(tokens)
+    layers, predicted = np.full(B, L), np.zeros(B, np.int64)
+    rows = np.arange(B)  # which row of the input each row of the stream is
+    x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
+    start = 0
+    for layer in sorted(rule.maps):
+        x = advance(model, x, context, start, layer)
+        start = layer
+        stand_in, gap = check(rule.check_model, rule.maps[layer], x, positions[rows])
+        leaving = np.asarray(gap) > thresholds[rows]
+        if leaving.any():
+            top = np.asarray(predict(model, stand_in))
+            layers[rows[leaving]], predicted[rows[leaving]] = layer, top[leaving]
+            if leaving.all():
+                return layers, predicted
+            stay = np.flatnonzero(~leaving)
+            # Filled up with repeats, which come to the same answers.
+            stay = np.resize(stay, 1 << int(len(stay) - 1).bit_length())
+            rows = rows[stay]
+            x, context = jax.tree.map(lambda leaf, stay=stay: leaf[stay] if np.ndim(leaf) else leaf, (x, context))
+    x = advance(model, x, context, start, L)
+    predicted[rows] = np.asarray(predict(model, gather(x, positions[rows])))
+    return layers, predicted
+
+
+def run_fully(
+    model: Any, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
+) -> Int[ndarray, " B"]:
+    """Runs the loop without checks, against which an early exit is timed."""
+    x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
+    x = advance(model, x, context, 0, model.config.layers)
+    return np.asarray(predict(model, gather(x, positions)))
+
+
+def check(
+    model: Any, shortcut: Any, x: Float[Array, "B T D"], positions: Int[ndarray, " B"]
+) -> tuple[Float[Array, "B D"], Float[Array, " B"]]:
+    """Returns what stands in for h_L at the positions, and the gap between its two largest probabilities."""
+    return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions)
+
+
+def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
+    """The top token after the final norm and the whole head."""
+    return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
+
+
+@jax.jit
+def _check(final_norm, head, table, shortcut, x, positions):
+    stand_in = shortcut(gather(x, positions))
+    return stand_in, top_2_gap(head(final_norm(stand_in), table))
+
+
+@jax.jit
+def _predict(final_norm, head, table, x):
+    return head(final_norm(x), table).argmax(-1)

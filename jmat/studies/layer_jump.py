@@ -1,0 +1,181 @@
+"""Jumps from layer to layer: `mat` is fitted, `id` changes nothing (Din et al. 2023, section 3)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from numpy import ndarray
+
+from jmat.forward import logits
+from jmat.maps.files import Linear
+from jmat.maps.least_squares import Solution, factorise_each
+from jmat.metrics.predictions import bootstrap_mean, compare, confidences, cross_entropy
+from jmat.report.notes import OVERFLOWS, Predictions, estimate, with_note
+from jmat.runtime.progress import track
+
+KS = (1, 5, 10)
+METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
+
+
+def fit_jumps(
+    streams: Sequence[Float[ndarray, "N D"]],
+    *,
+    targets: str = "all",
+    intercept: bool = False,
+    progress: str | None = None,
+) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
+    """`mat_{i→j}`: least squares from every source layer i to its targets j > i; one factorisation a source.
+
+    Args:
+      streams: h_0 .. h_L at the same examples.
+      targets: `all` layers after the source, or only the `final` one.
+      intercept: fit `y = x @ W + b` instead of the paper's `y = x @ W`.
+      progress: what the progress bar says; None shows none.
+
+    Returns:
+      Maps by (i, j), and the solution of each source, targets stacked in the order of j: its statistics without the
+      residual, and the shape of its weights in place of the weights, which the maps hold.
+    """
+    L, D = len(streams) - 1, streams[0].shape[1]
+    maps: dict[tuple[int, int], Linear] = {}
+    solutions: dict[int, Solution] = {}
+    for i, factors in enumerate(track(factorise_each(streams[:L], intercept=intercept), progress, total=L)):
+        to = jump_targets(i, L, targets)
+        solved = [factors.solve(streams[j], residual=False) for j in to]
+        maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
+        shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
+        bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None
+        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)
+    return maps, solutions
+
+
+def jump_targets(source: int, layers: int, targets: str) -> Sequence[int]:
+    """The layers that a source has maps to: `all` after it, or only the `final` one."""
+    return range(source + 1, layers + 1) if targets == "all" else [layers]
+
+
+def evaluate(
+    model: Any,
+    final: Float[ndarray, "N D"],
+    shortcuts: Mapping[tuple[str, int], tuple[Any, Float[ndarray, "N D"]]],
+    *,
+    targets: Int[ndarray, " N"] | None = None,
+    words: Int[ndarray, " W"] | None = None,
+    predictions: Predictions | None = None,
+    examples_per_batch: int = 256,
+    progress: str | None = None,
+) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
+    """Holds what each shortcut predicts against what the full model predicts, example by example.
+
+    Args:
+      model: its final norm and head read out both.
+      final: h_L.
+      shortcuts: (map's name, source layer) → (map, the stream it reads).
+      targets: the tokens that the text has there, -1 where it has none: adds `cross_entropy` (NaN there).
+      words: a short list of the vocabulary: adds `short_gap`, the confidence read over these words alone.
+      predictions: collects what the full model predicts, to tell whether that depends on the text.
+      examples_per_batch: logits of so many examples are held at once.
+      progress: what the progress bar says; None shows none.
+
+    Returns:
+      (map's name, source layer) → name → values: the metrics of `jmat.metrics.compare` and the confidences of
+      `jmat.metrics.confidences`.
+    """
+    N = len(final)
+    parts: dict[tuple[str, int], list[dict[str, ndarray]]] = {key: [] for key in shortcuts}
+    for start in track(range(0, N, examples_per_batch), progress):
+        full = logits(model, _rows(final, start, examples_per_batch))
+        if predictions is not None:
+            predictions.add(full, np.arange(start, start + examples_per_batch) < N)
+        now = None if targets is None else _rows(targets, start, examples_per_batch)
+        for key, (shortcut, stream) in shortcuts.items():
+            short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
+            # Fetched at once: no more than one shortcut's logits are ever in flight.
+            parts[key].append(jax.device_get(_read(full, short, now, words)))
+    return {
+        key: {name: np.concatenate([values[name] for values in batch])[:N] for name in batch[0]}
+        for key, batch in parts.items()
+    }
+
+
+@jax.jit
+def _read(full, short, targets, words):
+    values = {**compare(full, short, ks=KS), **confidences(short)}
+    if targets is not None:
+        values["cross_entropy"] = jnp.where(targets >= 0, cross_entropy(short, jnp.maximum(targets, 0)), jnp.nan)
+    if words is not None:
+        values["short_gap"] = confidences(short[:, words])["gap"]
+    return values
+
+
+def metric_rows(
+    values: Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]],
+    target: int,
+    *,
+    groups: Int[ndarray, " N"] | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Means with 95 % bootstrap intervals over the examples, or whole groups of them, as rows of results.json.
+
+    Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`. A shortcut whose logits
+    are not finite at some example has no figures: the values of its rows are None, and a note says why. Notes also say
+    where there is no interval, and where the shortcut's two most likely tokens are equally likely.
+    """
+    rows: list[dict[str, Any]] = []
+    for (name, layer), read in values.items():
+        if bad := np.count_nonzero(~np.isfinite(read["surprisal"])):
+            note = f"the logits are not finite at {bad} of {len(read['surprisal'])} examples"
+            label = {"map": name, "layer": layer, "target": target, "n": len(read["surprisal"]), "note": note}
+            rows += [{**label, "metric": metric, "value": None} for metric in METRICS]
+            continue
+        row = {"map": name, "layer": layer, "target": target}
+        finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]  # the divergence can be infinite
+        columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
+        figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
+        fields: dict[str, dict[str, Any]] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
+        fields |= {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
+        tied = _tie_note(read)
+        for metric, figure in fields.items():
+            tie_note = tied if metric.startswith(("precision", "surprisal")) else None
+            rows.append(with_note(row | {"metric": metric, **figure, "n": len(columns)}, tie_note))
+        if "cross_entropy" in read:
+            known = ~np.isnan(read["cross_entropy"])
+            rows.append(
+                row | _perplexity(read["cross_entropy"][known], None if groups is None else groups[known], seed)
+            )
+    return rows
+
+
+def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
+    """Returns a note on predictions whose two most likely tokens are equally likely, if there are any."""
+    tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0
+    if not tied:
+        return None
+    return f"at {tied} of {len(read['gap'])} examples the two most likely tokens are equally so: the lower id counts"
+
+
+def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> dict[str, Any]:
+    """Returns the fields of a row for the perplexity of the text's own tokens."""
+    if len(nats) == 0:
+        note = "every example is the last token of its sentence"
+        return {"metric": "perplexity", "value": None, "n": 0, "note": note}
+    with np.errstate(over="ignore"):
+        mean, low, high = np.exp(bootstrap_mean(nats.astype(np.float64), groups=groups, seed=seed))
+    return {"metric": "perplexity", **estimate(mean, low, high), "n": len(nats)}
+
+
+def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:
+    """Returns the rows `start` to `start + count − 1` of `x`.
+
+    The final batch repeats its last row so that all batches have one shape.
+    """
+    return x[np.minimum(np.arange(start, start + count), len(x) - 1)]
+
+
+@jax.jit
+def _apply(shortcut: Any, x: jax.Array) -> jax.Array:
+    return shortcut(x)

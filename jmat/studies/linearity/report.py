@@ -1,0 +1,349 @@
+"""Reports a linearity run: rows of results.json with intervals, and figures drawn from these rows alone."""
+
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from numpy import ndarray
+
+from jmat.capture.moments import Pair
+from jmat.data.examples import Split
+from jmat.metrics.predictions import bootstrap_counts
+from jmat.models.sites import SUBMODULES
+from jmat.report.notes import DOES_NOT_VARY, estimate
+from jmat.report.plots import count_axis, draw, key, legend, line
+from jmat.runtime.errors import NothingToDrawError
+from jmat.studies.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
+from jmat.studies.linearity.measure import Labels, Measured, PerToken
+
+Row = Mapping[str, Any]
+
+# What a step does to the stream, metric → how a figure says it.
+GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
+# Estimator of the intrinsic dimension → its metric.
+DIMENSIONS = {
+    "maximum_likelihood": "intrinsic_dimension",
+    "linear_fit": "intrinsic_dimension_fit",
+    "public_code": "intrinsic_dimension_public_code",
+}
+# The share of tokens by their error, from `10^a` to `10^b` times the mean spread of the target.
+ERROR_BINS = np.arange(-6.0, 2.01, 0.25)
+ZERO = "the stream is zero at every token"
+_ROUNDING = 1e-6  # of sums of squares that were rounded to float32, token by token
+# Kinds of token that occur less often say little about their mean error.
+_OFTEN = 10
+
+
+def resampled(
+    measured: Measured, split: Split, labels: Labels, *, samples: int = 200, seed: int = 0
+) -> dict[tuple[Pair, str], Float[ndarray, " S"]]:
+    """Held-out figures of every pair under bootstrap resamples of the sentences; number 0 is the data itself.
+
+    Sentences and not tokens are drawn, since tokens of one sentence are alike. The same seed draws the same sentences
+    for every model, so differences of models are paired. NaN where a target does not vary, and in all resamples of a
+    single sentence.
+    """
+    _, sentence = np.unique(
+        np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens], return_inverse=True
+    )
+    S, N = int(sentence.max()) + 1, len(sentence)
+    known = np.ones(1 + samples, bool) if S > 1 else np.arange(1 + samples) == 0  # one sentence: nothing to resample
+    counts = np.concatenate([np.ones((1, S)), bootstrap_counts(S, samples=samples, seed=seed)])
+
+    def total(values: ndarray) -> Float[ndarray, " S"]:
+        return counts @ np.bincount(sentence, values.astype(np.float64), minlength=S)
+
+    n = total(np.ones(N))
+    found = {}
+    for pair, each in measured.per_token.items():
+        error, fitted = total(each.error), measured.in_sample.get(pair)
+        for metric, values, off, score in (
+            ("linearity_held_out", each.total, each.off_total, fitted and fitted.score),
+            ("linearity_without_residual_held_out", each.change, each.off_change, fitted and fitted.without_residual),
+        ):
+            whole = total(values) - off * n / N
+            # What is left of the squares beside float32's rounding of them, and of what varied on the fit text.
+            varies = (whole > _ROUNDING * total(values)) & np.isfinite(score or 0.0)
+            found[pair, metric] = np.where(varies & known, 1 - error / np.where(varies, whole, 1), np.nan)
+        if labels[pair]["map"] == "mat":
+            for metric, values in (("contribution_norm", each.ratio), ("cosine", each.cosine)):
+                zero = not (each.ratio.any() or each.cosine.any())
+                found[pair, metric] = np.where(known & (not zero), total(values) / n, np.nan)
+    return found
+
+
+def linearity_rows(
+    measured: Measured, labels: Labels, held_out: Mapping[tuple[Pair, str], Float[ndarray, " S"]]
+) -> list[dict[str, Any]]:
+    """Every pair's in-sample, adjusted and held-out scores, with intervals of the latter; anisotropy of every layer.
+
+    Metrics: `linearity` and `linearity_without_residual`, each also with `_adjusted` and `_held_out`; for steps from
+    layer to layer `contribution_norm`, the mean over tokens of `||y − x|| / ||x||`, and their mean `cosine`.
+    """
+    rows = []
+    for pair, label in labels.items():
+        found = measured.in_sample[pair]
+        for name, score in (("linearity", found.score), ("linearity_without_residual", found.without_residual)):
+            rows.append(_row(label, name, score, found.n))
+            few = "no more tokens than dimensions" if np.isfinite(score) else DOES_NOT_VARY
+            rows.append(_row(label, f"{name}_adjusted", found.adjusted(score), found.n, note=few))
+        for (of, metric), values in held_out.items():
+            if of == pair:
+                rows.append(_interval_row(label, metric, values, len(measured.tokens)))
+    n = next(iter(measured.in_sample.values())).n
+    rows += [
+        _row({"map": "stream", "layer": layer}, "anisotropy", share, n)
+        for layer, share in enumerate(measured.anisotropy)
+    ]
+    return rows
+
+
+def difference_rows(
+    labels: Labels,
+    mine: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
+    theirs: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
+    n: int,
+) -> list[dict[str, Any]]:
+    """Held-out figures of one model minus those of another on the same sentences: `METRIC_difference`, paired."""
+    return [
+        _interval_row(labels[pair], f"{metric}_difference", values - theirs[pair, metric], n)
+        for (pair, metric), values in mine.items()
+    ]
+
+
+def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
+    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of `jmat.linearity.intrinsic`,
+    or why there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
+    `intrinsic_dimension_fit` by the linear fit, `intrinsic_dimension_public_code`.
+    """
+    rows = []
+    for layer, points in enumerate(streams):
+        for estimator, metric in DIMENSIONS.items():
+            label = {"map": "stream", "layer": layer, "metric": metric, "estimator": estimator}
+            try:
+                found = _dimension(estimator, points)
+            except ValueError as error:
+                found = {"value": None, "note": str(error)}
+            rows.append({**label, "n": len(points), **found})
+    return rows
+
+
+def _dimension(estimator: str, points: Float[ndarray, "N D"]) -> dict[str, Any]:
+    if estimator == "public_code":
+        return {"value": public_code(points)}
+    ratios = log_ratios(points)
+    if estimator == "linear_fit":
+        return {"value": linear_fit(ratios)}
+    return dict(zip(("value", "low", "high"), maximum_likelihood(ratios), strict=True))
+
+
+def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:
+    """Histogram of each step's errors: `token_error_share` of the tokens whose squared error is between `error_from`
+    and `error_to` times the mean spread of the target; what lies beyond the ends is in the first or last bin.
+    """  # fmt: skip
+    rows = []
+    edges = 10.0**ERROR_BINS
+    for pair in _varying_steps(measured, labels):
+        error = np.clip(_relative(measured.per_token[pair]), edges[0], edges[-1] * (1 - 1e-9))
+        counts, _ = np.histogram(error, bins=edges)
+        for k in np.flatnonzero(counts):
+            bounds = {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
+            rows.append(_row(labels[pair] | bounds, "token_error_share", counts[k] / len(error), len(error)))
+    return rows
+
+
+def token_rows(
+    measured: Measured, split: Split, labels: Labels, decode: Callable[[int], str], *, count: int = 20
+) -> list[dict[str, Any]]:
+    """The kinds of token that are least and most linear: `token_error`, mean over their occurrences and all steps of
+    the squared error against the mean spread of the target. Rare ones, of fewer than 10 occurrences, are left out.
+    """  # fmt: skip
+    steps = _varying_steps(measured, labels)
+    if not steps:
+        return []
+    error = np.mean([_relative(measured.per_token[pair]) for pair in steps], axis=0)
+    ids, kind, often = np.unique(split.tokens[measured.tokens], return_inverse=True, return_counts=True)
+    means = np.bincount(kind, error) / often
+    known = np.flatnonzero(often >= min(_OFTEN, often.max()))
+    order = known[np.argsort(means[known], kind="stable")]
+    half = len(order) // 2  # no kind is at both ends
+    least, most = order[half:][::-1][:count], order[:half][:count]
+    rows = []
+    for extreme, chosen in (("least_linear", least), ("most_linear", most)):
+        for k in chosen:
+            token = {"map": "mat", "extreme": extreme, "token": decode(int(ids[k])), "token_id": int(ids[k])}
+            rows.append(_row(token, "token_error", means[k], int(often[k])))
+    return rows
+
+
+def _next_steps(labels: Labels) -> list[Pair]:
+    return [pair for pair, label in labels.items() if label["map"] == "mat" and label["target"] == label["layer"] + 1]
+
+
+def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
+    """Returns the steps whose target varies, on the text of the fit and on that of the evaluation."""
+    steps = _next_steps(labels)
+    fitted = {pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0 for pair in steps}
+    return [pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()]
+
+
+def _relative(each: PerToken) -> Float[ndarray, " N"]:
+    """Error of each token against the mean spread: the mean is 1 − linearity."""
+    return each.error.astype(np.float64) / each.total.mean(dtype=np.float64)
+
+
+def _interval_row(label: Mapping[str, Any], metric: str, values: Float[ndarray, " S"], n: int) -> dict[str, Any]:
+    row = _row(label, metric, values[0], n, note=ZERO if metric in GEOMETRY else DOES_NOT_VARY)
+    if row["value"] is None:
+        return row
+    ends = np.percentile(values[1:], [2.5, 97.5]) if np.isfinite(values).all() else (np.nan, np.nan)
+    return row | estimate(values[0], *ends)
+
+
+def _row(label: Mapping[str, Any], metric: str, value: Any, n: int, note: str = DOES_NOT_VARY) -> dict[str, Any]:
+    row = {**label, "metric": metric, "value": float(value), "n": n}
+    return row if np.isfinite(value) else row | {"value": None, "note": note}
+
+
+def own_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the model itself: not those of checkpoints, of another model, or of differences."""
+    return [row for row in rows if not {"checkpoint", "against"} & row.keys()]
+
+
+def step_rows(rows: Sequence[Row]) -> list[Row]:
+    """The model's rows of steps from a layer to the next."""
+    return next_steps(own_rows(rows))
+
+
+def next_steps(rows: Sequence[Row]) -> list[Row]:
+    """The rows of steps from a layer to the next, of whatever model or difference."""
+    return [row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+_KINDS = {"": ("#999999", "s"), "_adjusted": ("#D55E00", "X"), "_held_out": ("#0072B2", "o")}
+_PARTS = dict(zip(SUBMODULES, (("#56B4E9", "P"), ("#009E73", "^"), ("#E69F00", "v"), ("#CC79A7", "D")), strict=True))
+
+
+def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: linearity of each step with and without the residual (in sample, adjusted, held out), then of
+    the sub-modules, held out.
+    """
+    steps, parts = step_rows(results["rows"]), [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES]
+    scores = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, 3 if parts else 2, squeeze=False, sharey=True)[0]
+        for panel, (score, name) in zip(panels, scores.items(), strict=False):
+            for kind, look in _KINDS.items():
+                _by_layer(panel, [row for row in steps if row["metric"] == score + kind], look)
+            panel.set_title(f"layer to layer, {name}")
+        for part, look in _PARTS.items() if parts else ():
+            mine = [row for row in parts if (row["map"], row["metric"]) == (part, "linearity_held_out")]
+            _by_layer(panels[2], mine, look)
+            panels[2].set_title("sub-modules, held out")
+        panels[0].set(ylabel="linearity", ylim=(max(min(panels[0].get_ylim()[0], 0), -1), 1.02))
+        kinds = [key(kind.strip("_").replace("_", " ") or "in sample", look) for kind, look in _KINDS.items()]
+        legend(figure, [*kinds, *(key(part, look) for part, look in _PARTS.items() if parts)])
+
+    draw(path, fill, title=title, size=(2.9 * (3 if parts else 2) + 0.4, 3.2))
+
+
+def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: what a block adds against the stream, the cosine between neighbours, anisotropy."""
+    rows = [*step_rows(results["rows"]), *(row for row in own_rows(results["rows"]) if row["map"] == "stream")]
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, len(GEOMETRY), squeeze=False)[0]
+        for panel, (metric, name) in zip(panels, GEOMETRY.items(), strict=True):
+            _by_layer(panel, [row for row in rows if row["metric"] == metric], ("#0072B2", "o"))
+            panel.set_title(name)
+        panels[0].set_yscale("log")
+        panels[2].set_ylim(0, 1.02)
+
+    draw(path, fill, title=title, size=(7.6, 2.8))
+
+
+def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Histograms of the tokens' errors, a column a layer."""
+    rows = [row for row in step_rows(results["rows"]) if row["metric"] == "token_error_share"]
+    edges = 10.0**ERROR_BINS
+    if not rows:
+        raise NothingToDrawError("no step varies: there are no errors to draw")
+    grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
+    for row in rows:
+        grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row["value"]
+
+    def fill(figure: Figure) -> None:
+        panel = figure.subplots()
+        panel.grid(False)
+        layers = np.arange(grid.shape[1] + 1) - 0.5
+        image = panel.pcolormesh(layers, edges, np.where(grid > 0, grid, np.nan), cmap="viridis", norm=LogNorm(1e-4, 1))
+        panel.set(yscale="log", xlabel="layer", ylabel="squared error / mean spread of the target")
+        count_axis(panel)
+        figure.colorbar(image, ax=panel, label="share of tokens")
+
+    draw(path, fill, title=title, size=(4.8, 3.4))
+
+
+def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Held-out linearity of each step over the checkpoints, in their order; darker lines are later layers."""
+    names = list(dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row))
+    names.sort(key=lambda name: name is None)  # the model itself comes last
+    metrics = {"linearity_held_out": "with the residual", "linearity_without_residual_held_out": "without the residual"}
+    rows = [row for row in results["rows"] if row["metric"] in metrics and row["value"] is not None]
+    rows = [row for row in next_steps(rows) if "against" not in row]
+    if not rows:
+        raise NothingToDrawError("no step of any checkpoint has a value: nothing to draw")
+    L = max(row["target"] for row in rows)
+
+    def fill(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, squeeze=False)[0]
+        for panel, (metric, name) in zip(panels, metrics.items(), strict=True):
+            for layer in range(L):
+                mine = {row.get("checkpoint"): row for row in rows if (row["metric"], row["layer"]) == (metric, layer)}
+                shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
+                x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
+                line(panel, x, [mine[names[k]] for k in x], (shade, "o"))
+            panel.set_xticks(range(len(names)), short_names(names), rotation=30, ha="right")
+            panel.set_title(f"layer to layer, {name}")
+        panels[0].set_ylabel("linearity, held out")
+        legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
+
+    draw(path, fill, title=title, size=(7.2, 3.4))
+
+
+def short_names(names: Sequence[str | None]) -> list[str]:
+    """As many of the last parts of every path as tell all checkpoints apart; None is the model itself."""
+    paths = [pathlib.PurePath(name or "--model").parts for name in names]
+    count = next((n for n in range(1, 9) if len({path[-n:] for path in paths}) == len(paths)), 9)
+    return [str(pathlib.PurePath(*path[-count:])) for path in paths]
+
+
+def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+    """Over the layers: the model's held-out linearity minus the other's."""
+    rows = next_steps(results["rows"])
+    looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
+
+    def fill(figure: Figure) -> None:
+        panel = figure.subplots()
+        panel.axhline(0, color="0.6", linewidth=0.8)
+        for score, look in looks.items():
+            _by_layer(panel, [row for row in rows if row["metric"] == f"{score}_held_out_difference"], look)
+        panel.set_ylabel("difference of held-out linearity")
+        legend(figure, [key(score.replace("_", " "), look) for score, look in looks.items()])
+
+    draw(path, fill, title=title, size=(4.8, 3.2))
+
+
+def _by_layer(panel: Axes, rows: Sequence[Row], look: tuple[str, str]) -> None:
+    mine = sorted((row for row in rows if row["value"] is not None), key=lambda row: row["layer"])
+    line(panel, [row["layer"] for row in mine], mine, look)
+    panel.set_xlabel("layer")
+    count_axis(panel)

@@ -1,0 +1,260 @@
+"""Reads what every layer already predicts at every position of a sentence: the top tokens, read by `id` and by `mat`.
+
+A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N positions of all sentences, K top tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+import tokenizers.decoders
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from jmat.data import Split
+from jmat.data.encoding import encode, special_tokens
+from jmat.forward import logits
+from jmat.models.config import ModelConfig
+
+Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
+
+_POSITIONS_AT_ONCE = 256  # bounds the memory of logits
+_LONG = 10_000  # tokens of a sentence that are counted, for the error
+
+
+class Sentence(TypedDict):
+    """A sentence and what is predicted there: map → layer (in the order of the `Peek`) → position → top tokens."""
+
+    text: str
+    tokens: list[str]
+    shown: int  # the position that a table in a terminal shows: the mask if the text has one, else the last word
+    predictions: dict[str, list[list[Top]]]
+
+
+class Peek(TypedDict):
+    """Predictions of one model. The last of `layers` is `blocks`, where every map reads the full model's prediction."""
+
+    model: str
+    task: str  # `next`: the token after each position; `masked`: the token at each position while it is masked
+    blocks: int
+    layers: list[int]
+    sentences: list[Sentence]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences → predictions
+
+
+def all_positions(sentences: Sequence[str], tokenizer: Any, *, max_length: int, masked: bool) -> Split:
+    """Returns every position of every sentence as an example, those of special tokens included.
+
+    Raises:
+      ValueError: a sentence without tokens, or longer than the model's positions.
+    """
+    lists = []
+    special = special_tokens(tokenizer, masked=masked)
+    for text in sentences:
+        (tokens,) = encode([text], tokenizer, max(max_length, _LONG), special)
+        if tokens is None or len(tokens) > max_length:
+            size = "no" if tokens is None else f"{_LONG} or more" if len(tokens) >= _LONG else len(tokens)
+            raise ValueError(f"the sentence {text[:60]!r} has {size} tokens; expected 1 to {max_length}.")
+        lists.append(tokens)
+    if not lists:
+        raise ValueError("there is no sentence; give at least one.")
+    lengths = np.array([len(tokens) for tokens in lists], np.int32)
+    return Split(
+        tokens=np.concatenate(lists),
+        lengths=lengths,
+        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        rows=np.repeat(np.arange(len(lists), dtype=np.int32), lengths),
+    )
+
+
+def top_predictions(
+    model: Any, shortcut: Any, stream: Float[ndarray, "N D"], top: int
+) -> tuple[Int[ndarray, "N K"], Float[ndarray, "N K"]]:
+    """The ids and probabilities of the `top` most probable tokens; of equally probable ones, lower ids come first.
+
+    Raises:
+      ValueError: the vocabulary is smaller than `top`.
+    """
+    check_top(top, model.config)
+    parts = []
+    for start in range(0, len(stream), _POSITIONS_AT_ONCE):
+        scores = logits(model, _apply(shortcut, stream[start : start + _POSITIONS_AT_ONCE]))
+        parts.append(jax.device_get(jax.lax.top_k(jax.nn.softmax(scores), top)))
+    return np.concatenate([ids for _, ids in parts]), np.concatenate([p for p, _ in parts])
+
+
+def check_top(top: int, config: ModelConfig) -> None:
+    """Raises ValueError for more tokens than the vocabulary has."""
+    if not 1 <= top <= config.vocab_size:
+        raise ValueError(f"top={top}: expected 1 to {config.vocab_size}, the size of the vocabulary.")
+
+
+def peek(
+    model: Any,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    split: Split,
+    streams: Sequence[Float[ndarray, "N D"]],
+    shortcuts: Mapping[str, Mapping[int, Any]],
+    *,
+    name: str,
+    top: int = 5,
+) -> Peek:
+    """Reads the streams of `all_positions` through maps to the final stream.
+
+    Args:
+      model: its final norm and head read out predictions.
+      tokenizer: names the tokens.
+      sentences: the texts, for show.
+      split: their tokens, from `all_positions`.
+      streams: h_0 .. h_L there.
+      shortcuts: map's name → layer → map; all have the same layers, the last of which is L.
+      name: of the model.
+      top: how many tokens to name, K.
+    """
+    texts = TokenTexts(tokenizer)
+    layers = sorted(next(iter(shortcuts.values())))
+    read = {
+        kind: [top_predictions(model, maps[layer], streams[layer], top) for layer in layers]
+        for kind, maps in shortcuts.items()
+    }
+
+    def named(kind: str, positions: ndarray) -> list[list[Top]]:
+        return [[texts.top(ids[n], p[n]) for n in positions] for ids, p in read[kind]]
+
+    found: list[Sentence] = []
+    for row, text in enumerate(sentences):
+        tokens = split.tokens[split.starts[row] : split.starts[row] + split.lengths[row]]
+        positions = np.flatnonzero(split.rows == row)
+        predictions = {kind: named(kind, positions) for kind in shortcuts}
+        shown = _shown(tokens, tokenizer)
+        found.append(
+            {"text": text, "tokens": [*map(texts, tokens.tolist())], "shown": shown, "predictions": predictions}
+        )
+    task = "next" if model.config.causal else "masked"
+    return {"model": name, "task": task, "blocks": model.config.layers, "layers": layers, "sentences": found}
+
+
+@jax.jit
+def _apply(shortcut: Any, x: jax.Array) -> jax.Array:
+    return shortcut(x)
+
+
+def _shown(tokens: Int[ndarray, " T"], tokenizer: Any) -> int:
+    masks = np.flatnonzero(tokens == (-1 if tokenizer.mask_token_id is None else tokenizer.mask_token_id))
+    words = np.flatnonzero(~np.isin(tokens, tokenizer.all_special_ids))
+    return int(masks[0] if len(masks) else words[-1] if len(words) else len(tokens) - 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens as text
+
+
+class TokenTexts:
+    """Names tokens: ` the` for GPT-2's `Ġthe`, `\\xe2` for a byte that alone is no text, `##ing` as BERT has it."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.all_special_ids)
+        self._bytes = _byte_letters() if _is_byte_level(tokenizer) else None
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._name(token)
+        return self._known[token]
+
+    def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
+        """Tokens with their probabilities, to six digits."""
+        return [[self(token), float(f"{p:.6g}")] for token, p in zip(ids.tolist(), probabilities, strict=True)]
+
+    def _name(self, token: int) -> str:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if not piece:  # the embedding has more rows than the tokenizer has tokens
+            return f"[token {token}]"
+        if token in self._special:
+            return piece
+        if self._bytes is not None and all(letter in self._bytes for letter in piece):
+            return bytes(self._bytes[letter] for letter in piece).decode("utf-8", "backslashreplace")
+        return piece.replace("▁", " ")  # SentencePiece's space
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letter for each byte: itself where that is visible in Latin-1, else the next free one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+_SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+
+def visible(token: str) -> str:
+    """A token as people can see it: signs for spaces and ends of lines, escapes for what has no glyph."""
+    letters = (_SIGNS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in token)
+    return "".join(letters) or "(empty)"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+
+
+def peek_rows(peek: Peek) -> list[dict[str, Any]]:
+    """Rows of results.json, one for each sentence, position, map and layer.
+
+    `top_1`, `top_2`, … are the most probable tokens and `probability_1`, … their probabilities; `full` is the full
+    model's top token. The metric is `precision@1` of this one prediction: whether `top_1` is `full`.
+    """
+    rows = []
+    for number, sentence in enumerate(peek["sentences"]):
+        for kind, by_layer in sentence["predictions"].items():
+            for layer, by_position in zip(peek["layers"], by_layer, strict=True):
+                for position, top in enumerate(by_position):
+                    full = by_layer[-1][position][0][0]
+                    row = {"sentence": number, "position": position, "token": sentence["tokens"][position]}
+                    row |= {"map": kind, "layer": layer, "target": peek["blocks"]}
+                    row |= {"metric": "precision@1", "value": float(top[0][0] == full), "n": 1}
+                    row |= {"full": full}
+                    for rank, (token, probability) in enumerate(top, 1):
+                        row |= {f"top_{rank}": token, f"probability_{rank}": probability}
+                    rows.append(row)
+    return rows
+
+
+def format_peek(peek: Peek, number: int, *, width: int = 100) -> str:
+    """The paper's table for one sentence, at its `shown` position: layers up, the maps' top tokens side by side."""
+    sentence = peek["sentences"][number]
+    at = sentence["shown"]
+    token = visible(sentence["tokens"][at])
+    what = f"after {token!r}" if peek["task"] == "next" else f"with {token!r} masked"
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("layer", justify="right")
+    for kind in sentence["predictions"]:
+        table.add_column(kind)
+    columns = [_aligned([by_position[at] for by_position in maps]) for maps in sentence["predictions"].values()]
+    for layer, *cells in reversed([*zip(peek["layers"], *columns, strict=True)]):
+        table.add_row(str(layer), *(rich.text.Text(cell, overflow="fold") for cell in cells))
+    console = rich.console.Console(width=width, no_color=True, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(f"“{sentence['text']}”, position {at}, {what}:", soft_wrap=True)
+        console.print(table)
+    return capture.get().rstrip("\n")
+
+
+def _aligned(tops: Sequence[Top]) -> list[str]:
+    """The tokens of each row, one below the other in columns as wide as the longest."""
+    table = [[visible(token) for token, _ in top] for top in tops]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(token.ljust(width) for token, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -1,0 +1,216 @@
+"""Measures what pruning costs and saves: perplexity, KL and agreement on held-out text; parameters, FLOPs, time.
+
+Values are summed sentence by sentence, so that intervals can be bootstrapped over sentences, the same resamples for
+every pruned model.
+"""
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy import ndarray
+
+from jmat.capture.activations import mask_positions, padding_mask, stream_sites, target_tokens
+from jmat.checkpoint import parameters
+from jmat.data.batching import Batch, batches
+from jmat.data.examples import Split, check_tokens
+from jmat.forward import logits, run
+from jmat.maps.files import Linear
+from jmat.metrics.predictions import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
+from jmat.models.flops import block_flops, head_flops
+from jmat.models.sites import Site, gather
+from jmat.report.notes import Predictions, estimate
+from jmat.runtime.mesh import data_mesh, place, replicate, shard_batch
+from jmat.runtime.progress import track
+from jmat.runtime.timing import medians
+from jmat.studies.prune.stand_ins import Stretch, first_changed
+
+Key = TypeVar("Key", bound=Hashable)
+
+_LOGITS = 1 << 24  # scores held at once, for one model: 64 MB
+_TIMED_TOKENS = 1024
+
+
+class Text(NamedTuple):
+    """Whole sentences with one row each, and what is predicted in them."""
+
+    split: Split  # one example a sentence: its last token, or the masked one
+    targets: Int[ndarray, " S"] | None  # masked models: the token behind the mask; causal ones predict every next token
+
+
+class Sums(NamedTuple):
+    """Over a sentence's predictions."""
+
+    predictions: Float[ndarray, " S"]  # how many
+    nats: Float[ndarray, " S"]  # −ln p(the text's own token)
+    kl: Float[ndarray, " S"]  # KL(whole ‖ pruned), in nats
+    agree: Float[ndarray, " S"]  # both models' top token is the same
+
+
+def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | None = None) -> Text:
+    """The sentences as a causal model predicts them, every token but the first; masked ones at the examples' positions.
+
+    Args:
+      split: sentences and positions; a causal model's positions are not looked at.
+      mask_token: for masked models, the id that hides the token to predict.
+      most: take only so many, the first.
+
+    Raises:
+      ValueError: no sentence has a second token.
+    """
+    if mask_token is not None:
+        targets, split = target_tokens(split, masked=True)[:most], mask_positions(split, mask_token)
+        chosen = np.arange(split.num_sentences)[:most]
+    else:
+        targets = None
+        chosen = np.flatnonzero(split.lengths > 1)[:most]
+    if len(chosen) == 0:
+        raise ValueError(f"none of {split.num_sentences} sentences has a second token: there is nothing to predict.")
+    lengths = split.lengths[chosen]
+    positions = lengths - 1 if mask_token is None else split.positions[chosen]
+    return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
+
+
+def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Batch]:
+    """Batches of whole sentences, small enough for the scores of every token to be held."""
+    most = _LOGITS // model.config.vocab_size if model.config.causal else tokens_per_batch
+    return list(
+        batches(
+            text.split,
+            cut_after_position=False,
+            tokens_per_batch=max(min(tokens_per_batch, most), 1),
+            max_length=model.config.num_positions,
+            row_multiple=row_multiple,
+        )
+    )
+
+
+def compare_on_text(
+    model: Any,
+    text: Text,
+    pruned: Mapping[Key, Mapping[str, Site]],
+    *,
+    tokens_per_batch: int = 4096,
+    predictions: Predictions | None = None,
+    progress: str | None = None,
+) -> dict[Key, Sums]:
+    """Holds pruned models, each given by its `sites`, against the whole model on every prediction in the text.
+
+    The whole model runs once a batch; each pruned one from its first changed block on. `predictions` collects what the
+    whole model predicts, to tell whether that depends on the text.
+    """
+    check_tokens(text.split.tokens, model.config.vocab_size)
+    L, S = model.config.layers, text.split.num_sentences
+    mesh = data_mesh(jax.local_devices())
+    model = place(mesh, model)
+    placed = {key: replicate(mesh, dict(sites)) for key, sites in pruned.items()}
+    sums = {key: np.zeros((4, S)) for key in pruned}
+    for batch in track(text_batches(model, text, tokens_per_batch, row_multiple=mesh.size), progress):
+        sentence = batch.examples[:, 0]
+        real = sentence >= 0
+        inputs = (batch.tokens, padding_mask(batch), batch.positions, _targets(batch, text))
+        tokens, mask, read_at, targets = shard_batch(mesh, inputs)
+        streams = list(run(model, tokens, keep=stream_sites(L), mask=mask)[1].values())
+
+        def predict(x, read_at=read_at):
+            return logits(model, x if text.targets is None else gather(x, read_at))
+
+        whole = predict(streams[L])
+        if predictions is not None:
+            predictions.add(whole, inputs[-1] >= 0)
+        for key, sites in placed.items():
+            start = first_changed(sites, L)
+            x = run(model, streams[start], start=start, sites=sites, mask=mask)[0] if sites else streams[L]
+            values = np.asarray(_sums(whole, predict(x) if sites else whole, targets), np.float64)
+            sums[key][:, sentence[real]] = values[:, real]
+    return {key: Sums(*values) for key, values in sums.items()}
+
+
+def _targets(batch: Batch, text: Text) -> Int[ndarray, "B P"]:
+    """The token to predict at each place whose scores are read; −1 where there is none."""
+    sentence = batch.examples[:, 0]
+    if text.targets is not None:
+        return np.where(sentence >= 0, text.targets[sentence], -1)[:, None].astype(np.int32)
+    following = np.roll(batch.tokens, -1, axis=1)
+    known = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None] - 1
+    return np.where(known & (sentence >= 0)[:, None], following, -1).astype(np.int32)
+
+
+@jax.jit
+def _sums(
+    whole: Float[Array, "B P V"], pruned: Float[Array, "B P V"], targets: Int[Array, "B P"]
+) -> Float[Array, "4 B"]:
+    V = whole.shape[-1]
+    values = compare(whole.reshape(-1, V), pruned.reshape(-1, V), ks=(1,))
+    per_token = [cross_entropy(pruned, targets), *(values[m].reshape(targets.shape) for m in ("kl", "precision@1"))]
+    counts = targets >= 0
+    summed = [jnp.where(counts, value, 0).sum(1) for value in per_token]
+    return jnp.stack([counts.astype(jnp.float32).sum(1), *summed])
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any]], *, seed: int = 0) -> list[dict]:
+    """`perplexity`, `kl` (nats) and `precision@1` (top-1 agreement) with 95 % bootstrap intervals over sentences.
+
+    `n` counts predictions, `sentences` the sentences that are resampled. A pruned model whose scores are not finite has
+    rows without a value, and a note.
+    """
+    rows = []
+    drawn = None
+    for key, of in sums.items():
+        drawn = bootstrap_counts(len(of.predictions), seed=seed) if drawn is None else drawn
+        about = {**labels[key], "n": int(of.predictions.sum()), "sentences": len(of.predictions)}
+        for metric, values in (("perplexity", of.nats), ("kl", of.kl), ("precision@1", of.agree)):
+            if not np.isfinite(values).all():
+                note = "the pruned model's scores are not finite"
+                rows.append({**about, "metric": metric, "value": None, "note": note})
+                continue
+            figures = np.array(bootstrap_ratio(values, of.predictions, drawn))
+            with np.errstate(over="ignore"):
+                figures = np.exp(figures) if metric == "perplexity" else figures
+            rows.append({**about, "metric": metric, **estimate(*figures)})
+    return rows
+
+
+def cost(model: Any, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear], context: float) -> dict:
+    """`parameters`, and `flops` a token that looks at `context` tokens: blocks, maps and head.
+
+    Merged maps cost nothing: the projection they are folded into is there already.
+    """
+    own = {path: int(np.prod(value.shape)) for path, value in parameters(model).items()}
+    gone = tuple(f"blocks.{i}." for i in removed)
+    size = sum(count for path, count in own.items() if not path.startswith(gone))
+    flops = (model.config.layers - len(removed)) * block_flops(model.config, 1, context) + head_flops(model.config)
+    if method != "merge":
+        size += sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(dict(maps)))
+        flops += sum(2 * linear.W.shape[0] * linear.W.shape[1] for linear in maps.values())
+    return {"parameters": size, "flops": float(flops)}
+
+
+def time_per_token(
+    model: Any, text: Text, pruned: Mapping[Key, tuple[Any, Mapping[str, Site]]], *, repeats: int = 5
+) -> dict[Key, float]:
+    """Median wall-clock microseconds a token of a forward pass with its predictions, compilation left out.
+
+    All are run in turn on one batch of at most 1,024 tokens, padding included in the time and left out of the count.
+
+    Args:
+      model: the whole model, for its sizes.
+      text: its longest sentences are run.
+      pruned: the (model, sites) to run.
+      repeats: passes of each.
+    """
+    batch = text_batches(model, text, _TIMED_TOKENS)[0]
+    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(padding_mask(batch))
+    real = int(batch.lengths[batch.examples[:, 0] >= 0].sum())
+
+    def timed(which: Any, sites: Mapping[str, Site]) -> Any:
+        return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))
+
+    seconds = medians({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)
+    return {key: 1e6 * seconds[str(key)] / real for key in pruned}

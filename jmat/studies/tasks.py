@@ -1,0 +1,268 @@
+"""Measures what a causal model can do: perplexity on a text, and multiple-choice tasks from a local file or the hub.
+
+A task is one of `jmat.data.hub_tasks` by name, or a JSONL file, one question a line:
+
+    {"question": "What melts ice?", "choices": ["heat", "shade"], "answer": 0}
+    {"context": "The lamp was on because", "choices": ["it was dark.", "it was day."], "answer": 0}
+
+A `question` is asked as `Question: …\\nAnswer:`, a `context` is simply continued; a space stands before each choice.
+The answer is the choice of highest log-likelihood, as it is (`accuracy`), or per character (`accuracy_norm`), as in the
+LM Evaluation Harness.
+"""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy import ndarray
+
+from jmat.capture.activations import padding_mask
+from jmat.data.encoding import (
+    SpecialTokens,
+    Tokenizer,
+    encode_pieces,
+    ending,
+    special_tokens,
+    text_tokens,
+)
+from jmat.data.examples import Split, check_tokens
+from jmat.data.hub_tasks import TASKS, hub_task
+from jmat.data.json_lines import read_json_lines
+from jmat.forward import logits, run
+from jmat.metrics.predictions import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
+from jmat.models.sites import Site
+from jmat.report.notes import Predictions, estimate, noted, with_note
+from jmat.runtime.names import known_name
+from jmat.runtime.progress import track
+from jmat.studies.prune.measure import Text, text_batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One line of a task."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int  # index of the right choice
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passage:
+    """Tokens, of which those from `scored_from` on are predicted."""
+
+    tokens: Int[ndarray, " T"]
+    scored_from: int
+    is_cut: bool = False  # whether a prompt lost its beginning
+
+
+def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
+    """The questions of a task of the hub (`jmat.data.hub_tasks.TASKS`), or of a JSONL file.
+
+    Raises what `jmat.data.hub_tasks.hub_task` and `jmat.data.json_lines.read_json_lines` do.
+    """
+    if (named := known_name(name_or_path, TASKS, pathlib.Path.is_file, kind="task")) is not None:
+        return [_question(fields) for fields in hub_task(named)]
+    expected = (
+        '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
+    )
+    return read_json_lines(name_or_path, _own_question, expected)
+
+
+def _own_question(fields: Mapping[str, Any]) -> Question:
+    """Returns a question of a user's file. Raises ValueError for two equal choices, which are equally likely."""
+    question = _question(fields)
+    choices = [choice.strip() for choice in question.choices]
+    if twice := [choice for choice in choices if choices.count(choice) > 1]:
+        raise ValueError(f"the choice {twice[0]!r} is there twice")
+    return question
+
+
+def _question(fields: Mapping[str, Any]) -> Question:
+    if "question" not in fields and "context" not in fields:
+        raise ValueError("it has neither a question nor a context")
+    if "question" in fields and "context" in fields:
+        raise ValueError("it has both a question and a context")
+    kind = "question" if "question" in fields else "context"
+    asked, choices, answer = fields[kind], fields["choices"], fields["answer"]
+    if not _is_text(asked):
+        raise ValueError(f"the {kind} is {asked!r}, not a text, or an empty one")
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise ValueError(f"choices={choices!r} is no list of two or more texts")
+    if wrong := [choice for choice in choices if not _is_text(choice)]:
+        raise ValueError(f"the choice {wrong[0]!r} is not a text, or an empty one")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise ValueError(f"answer={answer!r} is no index of {len(choices)} choices")
+    prompt = f"Question: {asked}\nAnswer:" if kind == "question" else asked
+    return Question(prompt, tuple(choices), answer)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def check_causal(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises ValueError for a model that does not predict text from left to right, or has no tokenizer to read it."""
+    if not model.config.causal or model.head is None:
+        raise ValueError(f"{name} is no causal language model: it gives text no likelihood; choose one such as gpt2.")
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so no text can be read.")
+
+
+def log_likelihoods(
+    model: Any,
+    passages: Sequence[Passage],
+    *,
+    sites: Mapping[str, Site] | None = None,
+    tokens_per_batch: int = 4096,
+    predictions: Predictions | None = None,
+    progress: str | None = None,
+) -> Float[ndarray, " N"]:
+    """Σ ln p(token | those before it) of each passage's scored tokens, in nats; the first token is never scored.
+
+    Args:
+      model: a causal model.
+      passages: none longer than the model's positions.
+      sites: what stands in for parts of the model, as for `jmat.run`.
+      tokens_per_batch: padded tokens in one forward pass.
+      predictions: collects what the model predicts, to tell whether that depends on the text.
+      progress: what the progress bar says; None shows none.
+
+    Raises:
+      ValueError: nothing to score, a token id that the model does not have, a log-likelihood that is not finite.
+    """
+    if not passages:
+        raise ValueError("there is no text to score.")
+    lengths = np.array([len(passage.tokens) for passage in passages], np.int32)
+    tokens = np.concatenate([passage.tokens for passage in passages]).astype(np.int32)
+    check_tokens(tokens, model.config.vocab_size)
+    first = np.array([passage.scored_from for passage in passages])
+    plan = text_batches(model, Text(Split(tokens, lengths, lengths - 1), None), tokens_per_batch)
+    totals = np.zeros(len(passages))
+    for batch in track(plan, progress):
+        index = batch.examples[:, 0]
+        real = index >= 0
+        column = np.arange(1, batch.tokens.shape[1] + 1)  # of the token that is predicted
+        scored = (column >= first[index, None]) & (column < batch.lengths[:, None]) & real[:, None]
+        targets = np.where(scored, np.roll(batch.tokens, -1, axis=1), -1).astype(np.int32)
+        x, _ = run(model, batch.tokens, sites=sites, mask=padding_mask(batch))
+        scores = logits(model, x)
+        if predictions is not None:
+            predictions.add(scores, scored)
+        totals[index[real]] = -np.asarray(_nats(scores, jnp.asarray(targets)), np.float64)[real]
+    if not np.isfinite(totals).all():
+        raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
+    return totals
+
+
+@jax.jit
+def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, " B"]:
+    return jnp.where(targets >= 0, cross_entropy(scores, targets), 0).sum(1)
+
+
+def text_rows(
+    model: Any, tokenizer: Any, name: str, lines: Sequence[str], *, seed: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """`perplexity` of a text's tokens given those before them on the same line, with an interval over lines.
+
+    A line longer than the model's positions is read in pieces. `n` counts the scored tokens: all but each piece's
+    first, which is BOS where the tokenizer puts one in front of a text.
+    """
+    special = special_tokens(tokenizer, masked=False)
+    encoded = encode_pieces(lines, tokenizer, model.config.num_positions, special)
+    pieces = [(row, ids) for row, each in enumerate(encoded) for ids in each if len(ids) > 1]
+    if cut := sum(len(each) > 1 for each in encoded):
+        message = "%d of %d lines of %s are longer than %d tokens, and are read in pieces."
+        logging.getLogger(__name__).warning(message, cut, len(encoded), name, model.config.num_positions)
+    if not pieces:
+        raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
+    passages = [Passage(ids, 1) for _, ids in pieces]
+    predictions = Predictions()
+    nats = -log_likelihoods(model, passages, predictions=predictions, **settings)
+    rows = np.array([row for row, _ in pieces])
+    sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
+    np.add.at(sums, rows, nats)
+    np.add.at(counts, rows, [len(ids) - 1 for _, ids in pieces])
+    sums, counts = sums[counts > 0], counts[counts > 0]
+    with np.errstate(over="ignore"):
+        figures = np.exp(bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed)))
+    row = {"text": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum()), "lines": len(sums)}
+    return noted([row], predictions.note())
+
+
+def task_rows(
+    model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """Returns `accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
+
+    Where k choices have the highest likelihood, each counts as 1/k of an answer.
+    """
+    predictions = Predictions()
+    scores = choice_scores(model, tokenizer, questions, predictions=predictions, **settings)
+    rows = []
+    for metric, of_questions in zip(("accuracy", "accuracy_norm"), scores, strict=True):
+        best = [best_choices(of_one) for of_one in of_questions]
+        hits = [float(q.answer in chosen) / len(chosen) for chosen, q in zip(best, questions, strict=True)]
+        figure = estimate(*bootstrap_mean(np.array(hits), seed=seed))
+        row = {"task": name, "metric": metric, **figure, "n": len(questions)}
+        tied = sum(len(chosen) > 1 for chosen in best)
+        note = f"in {tied} of {len(questions)} questions the best of k choices are equally likely: each counts 1/k"
+        rows.append(with_note(row, note if tied else None))
+    chance = float(np.mean([1 / len(q.choices) for q in questions]))
+    return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
+
+
+def check_choices(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
+    """Raises ValueError for a choice that is too long for the model, before anything is computed."""
+    _choice_passages(model, tokenizer, questions)
+
+
+def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
+    """Returns every choice after its prompt, in the questions' order."""
+    limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
+    pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
+    return [_encode(tokenizer, *pair, limit, special) for pair in pairs]
+
+
+def choice_scores(
+    model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
+) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
+    """Returns the log-likelihoods of every question's choices, in nats, and these per character of the choice."""
+    limit = model.config.num_positions
+    passages = _choice_passages(model, tokenizer, questions)
+    if cut := sum(passage.is_cut for passage in passages):
+        message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
+        logging.getLogger(__name__).warning(message, cut, len(passages), limit)
+    scores = log_likelihoods(model, passages, **settings)
+    sizes = np.array([len(choice.strip()) for q in questions for choice in q.choices], np.float64)
+    ends = np.cumsum([len(q.choices) for q in questions])[:-1]
+    return np.split(scores, ends), np.split(scores / sizes, ends)
+
+
+def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
+    """Returns the choices of highest score, several where they are equal up to the rounding of float32."""
+    return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
+
+
+def _encode(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
+    """Returns a prompt and a choice, of which the choice is scored; too long a prompt loses its beginning.
+
+    The scored tokens begin where they part from those of the prompt alone: a tokenizer may join the two. BOS, where
+    the tokenizer puts one in front of a text, stays there; nothing is appended.
+    """
+    whole, prompt = prompt, ending(prompt, tokenizer, limit)
+    alone, joined = text_tokens((prompt, f"{prompt} {choice}"), tokenizer, special)
+    shared = 0
+    while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
+        shared += 1
+    before = special.before
+    if (size := len(joined) - shared) > limit - max(len(before), 1):
+        raise ValueError(f"the choice {choice[:40]!r}… has {size} tokens; the model reads {limit} in all.")
+    cut = max(len(before) + len(joined) - limit, 0)
+    tokens = np.asarray([*before, *joined[cut:]], np.int32)
+    return Passage(tokens, max(len(before) + shared - cut, 1), is_cut=cut > 0 or len(prompt) < len(whole))

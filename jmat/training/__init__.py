@@ -1,0 +1,1 @@
+"""Training a language model, and penalties on how its stream moves."""
