@@ -15,7 +15,7 @@ from experiments.benchmarking.rows import Goal, Row, duration, missing_row, pair
 from experiments.benchmarking.setup import Bench
 from jmat.capture.activations import capture, packed_readings, padding_mask, reading_batches, stream_sites
 from jmat.capture.stream import stream_moments
-from jmat.data.batching import Batch
+from jmat.data.batches import Padded
 from jmat.data.examples import Split
 from jmat.forward import run
 from jmat.maps.files import Identity
@@ -83,7 +83,7 @@ def capture_rows(bench: Bench) -> list[Row]:
     return [*rows, paired_row("capture", same, other, CAPTURE_GOAL, metric="same batches")]
 
 
-def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]:
+def _padded(model: Any, batches: Sequence[Padded]) -> list[Float[ndarray, "n D"]]:
     """h_0 .. h_L at the positions of padded batches, on the host."""
     keep, values = stream_sites(model.config.layers), []
     for batch in batches:
@@ -93,7 +93,7 @@ def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]
     return values
 
 
-def _real_work(config: ModelConfig, batches: Sequence[Batch]) -> tuple[int, float]:
+def _real_work(config: ModelConfig, batches: Sequence[Padded]) -> tuple[int, float]:
     """Real tokens in the batches, and the floating-point operations of the blocks over them."""
     lengths = np.concatenate([batch.lengths[(batch.examples >= 0).any(1)] for batch in batches]).astype(np.float64)
     return int(lengths.sum()), float(config.layers * block_flops(config, lengths, (lengths + 1) / 2).sum())
@@ -105,7 +105,7 @@ def block_shapes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]
     return [*[(tokens, D, D)] * 4, (tokens, D, F), (tokens, F, D)]
 
 
-def _faster_attention(bench: Bench, batches: Sequence[Batch]) -> tuple[str, Work]:
+def _faster_attention(bench: Bench, batches: Sequence[Padded]) -> tuple[str, Work]:
     """transformers with eager or sdpa attention, whichever reads a middle batch faster, ready to read all of them."""
     middle = [batches[len(batches) // 2]]
     middle = [_renumbered(batch) for batch in middle]
@@ -118,10 +118,10 @@ def _faster_attention(bench: Bench, batches: Sequence[Batch]) -> tuple[str, Work
     return f"torch ({attention})", rivals.torch_streams(bench.folder, batches, attention, bench.dtype)
 
 
-def _renumbered(batch: Batch) -> Batch:
+def _renumbered(batch: Padded) -> Padded:
     """The batch as if its examples were all there are."""
     examples = np.where(batch.examples >= 0, np.cumsum(batch.examples >= 0).reshape(batch.examples.shape) - 1, -1)
-    return Batch(batch.tokens, batch.lengths, batch.positions, examples.astype(np.int32))
+    return Padded(batch.tokens, batch.lengths, batch.positions, examples.astype(np.int32))
 
 
 # --- statistics that stream by ----------------------------------------------------------------------------------------

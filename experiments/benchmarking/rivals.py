@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.capture.activations import padding_mask
-from jmat.data.batching import Batch
+from jmat.data.batches import Padded
 
 
 def installed(package: str) -> bool:
@@ -40,7 +40,7 @@ def svd_linearity(X: Any, Y: Any) -> float:
 
 
 def torch_streams(
-    folder: pathlib.Path, batches: Sequence[Batch], attention: str, dtype: str
+    folder: pathlib.Path, batches: Sequence[Padded], attention: str, dtype: str
 ) -> Callable[[], list[Float[ndarray, "N D"]]]:
     """h_0 .. h_L at the batches' positions by transformers, with output_hidden_states; `attention`: eager or sdpa.
 

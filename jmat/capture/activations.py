@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from jmat.data.batching import Batch, Packed, batches, packed
+from jmat.data.batches import Batch, Padded, batches, packed
 from jmat.data.examples import Examples, Split, check_tokens
 from jmat.forward import run
 from jmat.models.config import ModelConfig
@@ -83,7 +83,7 @@ def capture(
         tokens, segments, positions, read_at = shard_batch(mesh, fields)
         where: dict[str, Any] = {"segments": segments, "positions": positions, "read_at": read_at}
         acts = run(model, tokens, keep=tuple(keep), sites=sites, stop=stop, **where)[1]
-        pending.append((batch.examples, acts))
+        pending.append((np.asarray(batch.examples), acts))
         if len(pending) > _IN_FLIGHT:
             fetch()
     while pending:
@@ -96,7 +96,7 @@ def capture(
 
 def reading_batches(
     config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
-) -> list[Batch]:
+) -> list[Padded]:
     """Batches that hold what the model must see to be read at the examples' positions, a sentence a row.
 
     A causal model never looks past the position that is read: the rest of the sentence is cut.
@@ -107,7 +107,7 @@ def reading_batches(
 
 def packed_readings(
     config: ModelConfig, split: Split, mask_token: int | None, tokens_per_batch: int, *, row_multiple: int = 1
-) -> list[Packed]:
+) -> list[Batch]:
     """Like `reading_batches`, with several sentences a row."""
     split, how = _seen(config, split, mask_token)
     return packed(split, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple, **how)
@@ -118,19 +118,19 @@ def _seen(config: ModelConfig, split: Split, mask_token: int | None) -> tuple[Sp
     return split, {"cut_after_position": config.causal, "max_length": config.num_positions}
 
 
-def _alone(batch: Batch) -> Packed:
+def _alone(batch: Padded) -> Batch:
     """Rows that hold one sentence each."""
     real = padding_mask(batch)
     positions = np.where(real, np.arange(real.shape[1], dtype=np.int32), np.int32(0))
-    return Packed(batch.tokens, real.astype(np.int32), positions, batch.positions, batch.examples)
+    return Batch(batch.tokens, real.astype(np.int32), positions, batch.positions, batch.examples)
 
 
-def examples_of(batches: Sequence[Batch] | Sequence[Packed]) -> Int[ndarray, " n"]:
+def examples_of(batches: Sequence[Padded] | Sequence[Batch]) -> Int[ndarray, " n"]:
     """The examples that stand in the batches, in the order in which they are read."""
     return np.concatenate([np.empty(0, np.int32), *(batch.examples[batch.examples >= 0] for batch in batches)])
 
 
-def padding_mask(batch: Batch) -> Bool[ndarray, "B T"]:
+def padding_mask(batch: Padded) -> Bool[ndarray, "B T"]:
     """True where a token is real."""
     return np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.capture.activations import capture, examples_of, padding_mask, reading_batches, stream_sites
-from jmat.data.batching import Batch
+from jmat.data.batches import Padded
 from jmat.data.examples import Examples, Split
 from jmat.forward import run
 from jmat.maps.files import Constant, Linear
@@ -195,7 +195,7 @@ def refit_sequentially(
     """
     L = model.config.layers
     contextual = "attn" not in parts
-    held: list[tuple[Batch, Any, Any, Any]] = []
+    held: list[tuple[Padded, Any, Any, Any]] = []
     for batch, mask, read_at in _with_masks(reading_batches(model.config, split, mask_token, tokens_per_batch), None):
         stream = run(model, batch.tokens, stop=source, mask=mask)[0]
         held.append((batch, mask, read_at, stream if contextual else gather(stream, read_at)))
@@ -225,7 +225,7 @@ def _streams(model: Any, tokens: Any, mask: Any) -> list[jax.Array]:
     return list(run(model, tokens, keep=stream_sites(model.config.layers), mask=mask)[1].values())
 
 
-def _with_masks(plan: list[Batch], progress: str | None) -> Iterator[tuple[Batch, ndarray, jax.Array]]:
+def _with_masks(plan: list[Padded], progress: str | None) -> Iterator[tuple[Padded, ndarray, jax.Array]]:
     """Batches with their mask and positions."""
     for batch in track(plan, progress):
         yield batch, padding_mask(batch), jnp.asarray(batch.positions)

@@ -1411,17 +1411,17 @@ CHANGES = [
         "test_linearity.py",
     ),
     Change(
-        "jmat/data/batching.py",
+        "jmat/data/batches.py",
         "opens = T // 2 + 1 if T > _SHORTEST_ROW else 1",
         "opens = 1",
         "short sentences begin long rows",
-        "test_batching.py",
+        "test_batches.py",
     ),
     Change(
-        "jmat/data/batching.py",
+        "jmat/data/batches.py",
         "positions[place] = position",
         "positions[place] = place % T",
         "packed: positions count over the row",
-        "test_batching.py",
+        "test_batches.py",
     ),
 ]

@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from jmat.capture.activations import padding_mask, stream_sites
-from jmat.data.batching import Batch
+from jmat.data.batches import Padded
 from jmat.data.examples import Split
 from jmat.forward import logits, run
 from jmat.maps.files import Linear
@@ -187,7 +187,7 @@ def _kl(whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], mask: Bool[
     return jnp.where(mask, kl, 0).sum() / mask.sum().astype(jnp.float32)
 
 
-def _shuffled(plan: list[Batch], steps: int, seed: int) -> Iterator[Batch]:
+def _shuffled(plan: list[Padded], steps: int, seed: int) -> Iterator[Padded]:
     """As many batches as there are steps; each epoch in another order."""
     random = np.random.default_rng(seed)
     for step in range(steps):

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from jmat.capture.activations import mask_positions, padding_mask, stream_sites, target_tokens
 from jmat.checkpoint import parameters
-from jmat.data.batching import Batch, batches
+from jmat.data.batches import Padded, batches
 from jmat.data.examples import Split, check_tokens
 from jmat.forward import logits, run
 from jmat.maps.files import Linear
@@ -74,7 +74,7 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
     return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
 
 
-def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Batch]:
+def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Padded]:
     """Batches of whole sentences, small enough for the scores of every token to be held."""
     most = _LOGITS // model.config.vocab_size if model.config.causal else tokens_per_batch
     return list(
@@ -129,7 +129,7 @@ def compare_on_text(
     return {key: Sums(*values) for key, values in sums.items()}
 
 
-def _targets(batch: Batch, text: Text) -> Int[ndarray, "B P"]:
+def _targets(batch: Padded, text: Text) -> Int[ndarray, "B P"]:
     """The token to predict at each place whose scores are read; −1 where there is none."""
     sentence = batch.examples[:, 0]
     if text.targets is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jmat.data import batches, padding_waste
-from jmat.data.batching import packed
+from jmat.data.batches import packed
 from tests.splits import make_split, realistic
 
 

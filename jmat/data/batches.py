@@ -5,10 +5,10 @@ Everything is numpy, on the host. Letters: B rows of a batch, T length, P exampl
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Array, Int, Int32
 from numpy import ndarray
 
 from jmat.data.examples import Split
@@ -18,27 +18,26 @@ from jmat.data.packing import best_fit
 _SHORTEST_ROW = 64
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Packed:
-    """Several sentences a row, blind to one another.
+class Batch(NamedTuple):
+    """Rows of tokens as a model reads them: one text a row, or several that are blind to one another.
 
     Attributes:
-      tokens: ids, `pad_id` where there is none.
-      segments: which sentence of the row a token belongs to, from 1; 0 is padding.
-      positions: of each token in its sentence, from 0.
-      read_at: places in the row of its examples; 0 where there is none.
-      examples: their index in the split; −1 where there is none.
+      tokens: ids [B, T]; padding holds any valid id.
+      segments: [B, T]; which text of its row a token belongs to, from 1; 0 is padding.
+      positions: [B, T]; index of each token in its text, from 0.
+      read_at: [B, P]; columns of the row at which examples are read; 0 where there is none. P may be 0.
+      examples: [B, P]; index of each example in the split that it comes from; −1 where there is none.
     """
 
-    tokens: Int32[ndarray, "B T"]
-    segments: Int32[ndarray, "B T"]
-    positions: Int32[ndarray, "B T"]
-    read_at: Int32[ndarray, "B P"]
-    examples: Int32[ndarray, "B P"]
+    tokens: Int32[Array | ndarray, "B T"]
+    segments: Int32[Array | ndarray, "B T"]
+    positions: Int32[Array | ndarray, "B T"]
+    read_at: Int32[Array | ndarray, "B P"]
+    examples: Int32[Array | ndarray, "B P"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
+class Padded:
     """Sentences padded on the right to one length, and the examples that stand in them.
 
     Attributes:
@@ -63,7 +62,7 @@ def batches(
     multiple: int = 8,
     row_multiple: int = 1,
     pad_id: int = 0,
-) -> Iterator[Batch]:
+) -> Iterator[Padded]:
     """Every example once, in batches of few shapes; the longest sentences come first.
 
     T is the longest sentence's length rounded up to 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple`, and B is
@@ -85,7 +84,7 @@ def batches(
     plan = _plan(sizes, max_length, tokens_per_batch, multiple, row_multiple)
     examples, starts = _example_table(split), split.starts
 
-    def fill(chosen: Int[ndarray, " b"], B: int, T: int) -> Batch:
+    def fill(chosen: Int[ndarray, " b"], B: int, T: int) -> Padded:
         lengths = np.ones(B, np.int32)
         lengths[: len(chosen)] = sizes[chosen]
         real = np.arange(T) < sizes[chosen, None]
@@ -94,7 +93,7 @@ def batches(
         here = np.full((B, examples.shape[1]), -1, np.int32)
         here[: len(chosen)] = examples[chosen]
         positions = np.where(here >= 0, split.positions[here], 0)
-        return Batch(tokens=tokens, lengths=lengths, positions=positions, examples=here)
+        return Padded(tokens=tokens, lengths=lengths, positions=positions, examples=here)
 
     return (fill(*step) for step in plan)
 
@@ -107,7 +106,7 @@ def packed(
     tokens_per_batch: int = 4096,
     row_multiple: int = 1,
     pad_id: int = 0,
-) -> list[Packed]:
+) -> list[Batch]:
     """Every example once; sentences share rows of 64 tokens, longer ones begin rows of 128, 256, …: little padding.
 
     Takes what `batches` takes, and raises what it raises. Batches of one row length have one shape.
@@ -115,7 +114,7 @@ def packed(
     sizes = _sizes(split, cut_after_position, max_length)
     left = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     counts = np.bincount(split.rows, minlength=split.num_sentences)
-    found: list[Packed] = []
+    found: list[Batch] = []
     while len(left):
         T = max(1 << int(sizes[left[0]] - 1).bit_length(), _SHORTEST_ROW)
         # Long sentences begin rows of this length, shorter ones fill them up or wait for shorter rows.
@@ -136,7 +135,7 @@ def _packed_rows(
     tokens_per_batch: int,
     row_multiple: int,
     pad_id: int,
-) -> list[Packed]:
+) -> list[Batch]:
     """Rows of the sentences given, cut to their sizes, as batches of one shape."""
     B, R = _rows_a_batch(len(rows), T, tokens_per_batch, row_multiple)
 
@@ -164,7 +163,7 @@ def _packed_rows(
     read_at[at, column] = start[which] + split.positions[example]
     index[at, column] = example
     fields = [tokens.reshape(R, T), segments.reshape(R, T), positions.reshape(R, T), read_at, index]
-    return [Packed(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
+    return [Batch(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
 
 
 def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: int) -> tuple[int, int]:
