@@ -12,12 +12,11 @@ from absl import app
 
 from experiments.children import end_with_parent
 from experiments.streams import lasting_streams
-from jmat.capture.snapshots import Terminated
 from jmat.report.notes import format_notes
 from jmat.runtime import hosts
-from jmat.runtime.checkpoints import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.runtime.errors import NothingToDrawError, printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
+from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 
 # JAX takes 32 bits of a seed: larger ones would repeat smaller ones.
 LARGEST_SEED = 2**32 - 1

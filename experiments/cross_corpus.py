@@ -20,8 +20,8 @@ from absl import flags
 
 from experiments import cli, common
 from experiments.file_flags import define_files
-from jmat.capture.activations import stream_sites
 from jmat.data.corpus import named_corpus
+from jmat.models.sites import stream_sites
 from jmat.report.results import format_table
 from jmat.runtime import hosts
 from jmat.studies.cross_corpus import check_sizes, cross_rows, fit_sizes, over_layers, plot_learning_curve, plot_pairs

@@ -32,14 +32,16 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import stream_sites
-from jmat.maps.files import Identity
-from jmat.report.notes import Predictions, noted
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
 from jmat.report.results import format_table
 from jmat.runtime import hosts
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
-from jmat.studies.layer_jump import evaluate, fit_jumps
+from jmat.studies.evaluation import evaluate
 
 flags.adopt_module_key_flags(common)
 _CHECK_EVERY = flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)

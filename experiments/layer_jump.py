@@ -16,13 +16,14 @@ with the same flags.
 from absl import flags
 
 from experiments import cli, common, fitting
-from jmat.capture.activations import stream_sites
-from jmat.maps.files import Identity
-from jmat.report.notes import Predictions, noted
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import format_table
 from jmat.runtime import hosts
-from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fitting)

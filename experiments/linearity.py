@@ -29,12 +29,12 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common, passes
-from jmat.capture.activations import check_examples, stream_sites
+from jmat.capture.activations import check_examples
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
 from jmat.data.packing import Batch
 from jmat.models import fields_among
-from jmat.models.sites import SUBMODULES
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.plots import plot_r2
 from jmat.report.results import format_table
 from jmat.runtime import hosts

@@ -9,11 +9,10 @@ import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import mask_positions
 from jmat.capture.snapshots import Snapshots, discard
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions
 from jmat.checkpoint import parameters
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
 from jmat.data.packing import Batch
 from jmat.data.sampling import skipped_tokens
 from jmat.runtime import hosts

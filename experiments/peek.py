@@ -18,14 +18,17 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
 from jmat.forward import logits
-from jmat.maps.files import Identity, Linear, load_maps
-from jmat.report.notes import Predictions, noted
+from jmat.maps.files import load_maps
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity, Linear
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.runtime.files import save_atomically
-from jmat.studies.layer_jump import fit_jumps
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
 

@@ -17,15 +17,16 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import stream_sites
-from jmat.maps.files import Identity
-from jmat.models.sites import SUBMODULES
-from jmat.report.notes import Predictions, noted
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import format_table
 from jmat.runtime import hosts
 from jmat.runtime.progress import track
-from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import resamples
 from jmat.studies.submodules import (
     ABLATIONS,

@@ -6,10 +6,11 @@ import functools
 import numpy as np
 
 import jmat
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data import Split, corpus, make_examples
 from jmat.forward import logits
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.metrics.bootstrap import bootstrap_counts
+from jmat.models.sites import stream_sites
 from tests.inside import text
 from tests.test_reference import REFERENCE
 

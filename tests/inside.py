@@ -26,9 +26,10 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
 from jmat.maps.files import load_maps
-from jmat.metrics import predictions as metrics
-from jmat.report.notes import AGREEMENT, Predictions
-from jmat.runtime import checkpoints as resume  # noqa: F401 (`resume` imports orbax)
+from jmat.metrics import bootstrap
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import AGREEMENT
+from jmat.runtime import checkpoints  # noqa: F401 (imports orbax)
 from tests.test_reference import REFERENCE
 
 _WORDS = (
@@ -103,7 +104,7 @@ def _call(script, words) -> Outcome:
             with (
                 mock.patch.object(Figure, "savefig", savefig),
                 mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
-                mock.patch.object(metrics, "_count_chunks", wraps=metrics._count_chunks) as draw,
+                mock.patch.object(bootstrap, "_count_chunks", wraps=bootstrap._count_chunks) as draw,
                 mock.patch.object(module.cli, "print_notes", wraps=module.cli.print_notes) as print_notes,
                 contextlib.redirect_stdout(printed),
                 contextlib.redirect_stderr(said),

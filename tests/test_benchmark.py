@@ -20,15 +20,15 @@ from experiments.benchmarking.setup import (
     sentences_of,
     shape_config,
 )
-from jmat.capture.activations import capture, reading_batches, stream_sites
+from jmat.capture.activations import capture, reading_batches
 from jmat.capture.moments import zeros
 from jmat.capture.stream import stream_moments
 from jmat.checkpoint import parameters
-from jmat.maps.jumps_from_moments import fit_jumps_to_moments
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments
 from jmat.models import build, cost
 from jmat.models.flops import block_flops
+from jmat.models.sites import stream_sites
 from jmat.runtime.timing import in_turn
-from jmat.studies.layer_jump import fit_jumps
 from jmat.studies.linearity.measure import step_pairs, stored_linearity
 from tests.scripts import rows_of, run
 

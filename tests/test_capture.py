@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture.activations import capture, check_examples, mask_positions, stream_sites, target_tokens
-from jmat.data.examples import Examples, Split
+from jmat.capture.activations import capture, check_examples
+from jmat.data.examples import Examples, Split, mask_positions, target_tokens
+from jmat.models.sites import stream_sites
 
 
 def one_by_one(model, split, keep, mask_token=None):

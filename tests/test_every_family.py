@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture.activations import capture, mask_positions, stream_sites
-from jmat.data.examples import Examples, Split
+from jmat.capture.activations import capture
+from jmat.data.examples import Examples, Split, mask_positions
 from jmat.forward import logits
-from jmat.maps.files import Identity
-from jmat.metrics.predictions import r2_score
-from jmat.models.sites import SUBMODULES
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
+from jmat.metrics.r2 import r2_score
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.cross_corpus import cross_rows, fit_sizes
 from jmat.studies.early_exit.report import curve_rows, padded, saved_rows
 from jmat.studies.early_exit.stopping import ExitRule, run_until_sure
 from jmat.studies.early_exit.thresholds import LAMBDAS, exit_layers
-from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
 from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
 from tests import hf

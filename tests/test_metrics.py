@@ -7,17 +7,9 @@ import pytest
 from sklearn.metrics import r2_score as sklearn_r2
 
 from jmat.metrics import predictions as metrics
-from jmat.metrics.predictions import (
-    bootstrap_counts,
-    bootstrap_mean,
-    compare,
-    confidences,
-    cross_entropy,
-    perplexity,
-    r2_score,
-    rank,
-    top_2_gap,
-)
+from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean
+from jmat.metrics.predictions import compare, confidences, cross_entropy, perplexity, rank, top_2_gap
+from jmat.metrics.r2 import r2_score
 
 N, V = 64, 37
 

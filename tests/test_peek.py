@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.maps.files import Identity, Linear, MapsInfo, save_maps
+from jmat.maps.files import MapsInfo, save_maps
+from jmat.maps.types import Identity, Linear
+from jmat.models.sites import stream_sites
 from jmat.runtime.digests import model_hash
 from jmat.studies.peek import predictions as peeking
 from jmat.studies.peek.page import page, percent

@@ -17,8 +17,7 @@ from transformers import AutoTokenizer
 from jmat import checkpoint, forward, models
 from jmat.data import packing
 from jmat.report.results import read_results
-from jmat.runtime import checkpoints as resume
-from jmat.runtime import mesh
+from jmat.runtime import checkpoints, mesh
 from jmat.training import train as training
 from jmat.training.penalties import KINDS, Regularizer
 from tests.scripts import kill_after, start
@@ -241,36 +240,36 @@ def test_a_batch_that_does_not_split_is_refused():
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):
-    manager = resume.open_checkpoints(tmp_path)
-    assert resume.restore(manager, {"a": jnp.ones(3)})["a"].shape == (3,)
-    resume.save(manager, 7, {"a": jnp.arange(3.0)})
+    manager = checkpoints.open_checkpoints(tmp_path)
+    assert checkpoints.restore(manager, {"a": jnp.ones(3)})["a"].shape == (3,)
+    checkpoints.save(manager, 7, {"a": jnp.arange(3.0)})
     manager.wait_until_finished()
-    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
-    resume.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
+    np.testing.assert_array_equal(checkpoints.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
+    checkpoints.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
     manager.wait_until_finished()
-    np.testing.assert_array_equal(resume.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
-    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
+    np.testing.assert_array_equal(checkpoints.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
+    np.testing.assert_array_equal(checkpoints.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
     with pytest.raises(ValueError, match="cannot be restored"):
-        resume.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
+        checkpoints.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
     manager.close()
 
 
 def test_a_damaged_checkpoint_is_left_out(tmp_path):
     state, said = {"a": jnp.ones(999)}, []
-    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path)) as manager:
         for step in (1, 2):
-            resume.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
+            checkpoints.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
             manager.wait_until_finished()
     largest = max((path for path in (tmp_path / "2").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path)) as manager:
         with pytest.raises(
             ValueError, match=r"checkpoint 2 in .* is damaged: its arrays are not those that were saved"
         ):
-            resume.mean(manager, state, 2)
-        restored = resume.restore(manager, state, say=said.append)
+            checkpoints.mean(manager, state, 2)
+        restored = checkpoints.restore(manager, state, say=said.append)
         np.testing.assert_array_equal(restored["a"], jax.random.normal(jax.random.key(1), 999))
         assert "checkpoint 2 in" in said[0]
         assert manager.all_steps() == [1]
@@ -279,18 +278,20 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path):
 @pytest.mark.parametrize(("of", "under"), [(2, 3), (1, 3), (3, 9)])
 def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
     state, said = {"step": jnp.zeros((), jnp.int32), "a": jnp.ones(3)}, []
-    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         for step in (1, 2, 3):
-            resume.save(manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)})
+            checkpoints.save(
+                manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)}
+            )
             manager.wait_until_finished()
     shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
     shutil.copytree(tmp_path / f"{of}", tmp_path / f"{under}")
-    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         with pytest.raises(
             ValueError, match=f"checkpoint {under} in .* is that of step {of} under another number: del"
         ):
-            resume.mean(manager, state, 2)
-        restored = resume.restore(manager, state, say=said.append)
+            checkpoints.mean(manager, state, 2)
+        restored = checkpoints.restore(manager, state, say=said.append)
         right = {2: 2, 1: 2, 3: 3}[of]
         assert int(restored["step"]) == right
         np.testing.assert_array_equal(restored["a"], np.full(3, right))

@@ -17,12 +17,13 @@ import jmat
 from jmat import forward
 from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
+from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
 from jmat.runtime.digests import model_hash
 from jmat.studies.linearity.measure import stored_linearity
 from jmat.studies.prune import merge, plans, report, scores, surgery
 from jmat.studies.prune.heal import distil
-from jmat.studies.prune.measure import compare_on_text, quality_rows, whole_sentences
+from jmat.studies.prune.measure import compare_on_text, quality_rows
 from jmat.studies.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
 from tests.scripts import on, rows_of, run

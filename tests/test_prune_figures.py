@@ -12,11 +12,13 @@ from flax import nnx
 import jmat
 from jmat import checkpoint, models
 from jmat.data.examples import Split
-from jmat.maps.files import Linear, MapsInfo
+from jmat.data.text import whole_sentences
+from jmat.maps.files import MapsInfo
+from jmat.maps.types import Linear
 from jmat.runtime.digests import model_hash
 from jmat.studies.prune import heal, measure, plans, report, surgery
 from jmat.studies.prune.heal import distil
-from jmat.studies.prune.measure import Sums, cost, time_per_token, whole_sentences
+from jmat.studies.prune.measure import Sums, cost, time_per_token
 from jmat.studies.prune.stand_ins import stand_ins
 
 D, F, V, T, L = 8, 32, 50, 16, 12

@@ -12,12 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import jmat
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.examples import load_examples
-from jmat.maps.files import Identity
-from jmat.models.sites import SUBMODULES
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.early_exit.report import curve_rows
-from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
 from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_sites
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from jmat.capture.activations import capture, mask_positions, stream_sites
+from jmat.capture.activations import capture
 from jmat.capture.stream import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.data.examples import mask_positions
 from jmat.maps.files import load_maps
-from jmat.maps.jumps_from_moments import choose_route, fit_jumps_to_moments, jump_pairs, memory_of_activations
-from jmat.studies.layer_jump import fit_jumps
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
+from jmat.models.sites import stream_sites
+from jmat.studies.routes import choose_route, memory_of_activations
 from tests.scripts import on, rows_of, run
 from tests.test_linearity import cut_examples
 from tests.test_streaming import few, in_memory

@@ -10,9 +10,9 @@ from jmat import forward
 from jmat.capture.activations import capture
 from jmat.capture.stream import stream_moments
 from jmat.forward import logits
-from jmat.maps.files import Identity
+from jmat.maps.types import Identity
 from jmat.runtime.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
-from jmat.studies.layer_jump import evaluate
+from jmat.studies.evaluation import evaluate
 from tests import hf
 from tests.families import BY_NAME
 from tests.test_every_family import sentences

@@ -3,14 +3,16 @@
 import numpy as np
 
 import jmat
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.forward import logits
-from jmat.maps.files import Identity
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
 from jmat.metrics.predictions import confidences
+from jmat.models.sites import stream_sites
 from jmat.studies.early_exit.report import padded, top_words
 from jmat.studies.early_exit.stopping import ExitRule, run_until_sure, short_list
 from jmat.studies.early_exit.thresholds import exit_layers
-from jmat.studies.layer_jump import evaluate, fit_jumps
+from jmat.studies.evaluation import evaluate
 
 
 def test_exits_and_predictions_equal_the_one_pass_reading(gpt2, gpt2_examples):

@@ -8,7 +8,7 @@ import pytest
 
 import jmat
 from jmat.capture import moments as module
-from jmat.capture.activations import capture, mask_positions
+from jmat.capture.activations import capture
 from jmat.capture.moments import combine, merge, second_moments
 from jmat.capture.stream import (
     all_positions,
@@ -18,7 +18,7 @@ from jmat.capture.stream import (
     stream_moments,
     visit,
 )
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
 from jmat.maps.from_moments import fit
 from jmat.maps.least_squares import lstsq
 from tests.test_reference import REFERENCE

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import transformers
 
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data import Split
+from jmat.models.sites import stream_sites
 from jmat.studies.early_exit.report import saved_rows
 from jmat.studies.early_exit.thresholds import Outcome, calibrate
 from tests.by_hand import Lab, compare, log_p, same

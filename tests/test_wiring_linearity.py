@@ -6,9 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from jmat.capture.activations import stream_sites
-from jmat.metrics.predictions import bootstrap_counts
-from jmat.models.sites import SUBMODULES
+from jmat.metrics.bootstrap import bootstrap_counts
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.linearity.intrinsic import log_ratios, maximum_likelihood
 from tests.by_hand import Lab, affine, same
 from tests.inside import call, changed_model, text

@@ -13,22 +13,24 @@ from experiments.benchmarking import memory, rivals
 from experiments.benchmarking.peak import matmul_chain
 from experiments.benchmarking.rows import Goal, Row, duration, missing_row, paired_row, ratio_row, seconds_rows
 from experiments.benchmarking.setup import Bench
-from jmat.capture.activations import capture, packed_readings, padding_mask, reading_batches, stream_sites
+from jmat.capture.activations import capture, packed_readings, reading_batches
 from jmat.capture.stream import stream_moments
-from jmat.data.batches import Padded
+from jmat.data.batches import Padded, padding_mask
 from jmat.data.examples import Split
 from jmat.forward import run
-from jmat.maps.files import Identity
-from jmat.maps.jumps_from_moments import fit_jumps_to_moments, jump_pairs
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
+from jmat.maps.types import Identity
 from jmat.models import cost
 from jmat.models.config import ModelConfig
 from jmat.models.flops import block_flops
+from jmat.models.sites import stream_sites
 from jmat.runtime.timing import Work, in_turn, seconds
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, top_words
 from jmat.studies.early_exit.rows import reading
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, exit_layers, outcome, paper_thresholds
-from jmat.studies.layer_jump import evaluate, fit_jumps, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
+from jmat.studies.routes import bytes_in_words
 
 CAPTURE_GOAL, SHARE_GOAL = Goal(1.1), Goal(0.85)
 EXIT_GOAL, GRID_GOAL = Goal(50), Goal(2, at_most=True)
@@ -190,11 +192,11 @@ def _memory_rows(bench: Bench, predicted: cost.Cost) -> list[Row]:
     if sizes is None:
         return [missing_row("streaming", "memory", MEMORY_GOAL, "this system does not tell a process's memory.")]
     allowed = sizes["weights"] + _ALLOWED
-    said = f"weights {cost.bytes_in_words(sizes['weights'])} + {cost.bytes_in_words(_ALLOWED)}"
-    ours = cost.bytes_in_words(sizes["growth"])
+    said = f"weights {bytes_in_words(sizes['weights'])} + {bytes_in_words(_ALLOWED)}"
+    ours = bytes_in_words(sizes["growth"])
     row = ratio_row("streaming", "memory", sizes["growth"] / allowed, ours, said, MEMORY_GOAL)
     paper = ratio_row(
-        "cost", "memory", sizes["growth"] / predicted.memory, ours, f"on paper {cost.bytes_in_words(predicted.memory)}"
+        "cost", "memory", sizes["growth"] / predicted.memory, ours, f"on paper {bytes_in_words(predicted.memory)}"
     )
     return [row | {f"{name}_bytes": value for name, value in sizes.items()}, paper]
 

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.capture.activations import padding_mask
-from jmat.data.batches import Padded
+from jmat.data.batches import Padded, padding_mask
 
 
 def installed(package: str) -> bool:

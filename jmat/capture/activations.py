@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.data.batches import Batch, Padded, batches, packed
-from jmat.data.examples import Examples, Split, check_tokens
+from jmat.data.batches import Batch, Padded, batches, examples_of, packed, padding_mask
+from jmat.data.examples import Examples, Split, check_tokens, mask_positions
 from jmat.forward import run
 from jmat.models.config import ModelConfig
 from jmat.models.sites import Site, check_names, width
@@ -19,11 +19,6 @@ from jmat.runtime.mesh import data_mesh, place, replicate, shard_batch, usual_ba
 from jmat.runtime.progress import track
 
 _IN_FLIGHT = 2  # batches whose results have not come back yet: the host prepares while the device computes
-
-
-def stream_sites(layers: int) -> tuple[str, ...]:
-    """The sites of h_0 .. h_L."""
-    return ("embed", *(f"block.{i}" for i in range(layers)))
 
 
 def capture(
@@ -125,25 +120,6 @@ def _alone(batch: Padded) -> Batch:
     return Batch(batch.tokens, real.astype(np.int32), positions, batch.positions, batch.examples)
 
 
-def examples_of(batches: Sequence[Padded] | Sequence[Batch]) -> Int[ndarray, " n"]:
-    """The examples that stand in the batches, in the order in which they are read."""
-    return np.concatenate([np.empty(0, np.int32), *(batch.examples[batch.examples >= 0] for batch in batches)])
-
-
-def padding_mask(batch: Padded) -> Bool[ndarray, "B T"]:
-    """True where a token is real."""
-    return np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-
-
-def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
-    """The token that each example's prediction is about: the next or the masked one; -1 where the sentence ends."""
-    where = split.starts[split.rows] + split.positions
-    if masked:
-        return split.tokens[where]
-    ends = split.positions + 1 == split.lengths[split.rows]
-    return np.where(ends, -1, split.tokens[np.minimum(where + 1, len(split.tokens) - 1)])
-
-
 def check_examples(examples: Examples, config: ModelConfig) -> None:
     """Raises ValueError for tokens that the model does not have and for sentences longer than its positions."""
     for name, split in (("fit", examples.fit), ("eval", examples.eval)):
@@ -154,16 +130,6 @@ def check_examples(examples: Examples, config: ModelConfig) -> None:
                 f"the longest {name} sentence has {longest} tokens; the model has positions for "
                 f"{config.num_positions}: cut the sentences."
             )
-
-
-def mask_positions(split: Split, mask_token: int) -> Split:
-    """One sentence an example, with the mask token at its position."""
-    lengths = split.lengths[split.rows]
-    tokens = split.tokens[split.places(split.rows)]
-    ends = np.cumsum(lengths)
-    tokens[ends - lengths + split.positions] = mask_token
-    rows = np.arange(split.num_examples, dtype=np.int32)
-    return Split(tokens=tokens, lengths=lengths, positions=split.positions, rows=rows)
 
 
 def check_finite(values: dict[str, Float[ndarray, "N W"]]) -> None:

@@ -21,15 +21,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jmat.data.packing import Batch
-from jmat.runtime import checkpoints as resume
+from jmat.runtime import stopping
 from jmat.runtime.digests import short_hash
 from jmat.runtime.errors import in_one_line
+from jmat.runtime.stopping import Terminated
 
 State = TypeVar("State")
-
-
-class Terminated(BaseException):
-    """SIGTERM came, and the process is to end. What was done by then is on disk; the message says how far that is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +70,7 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
         ValueError: the snapshots there belong to something else. One that is damaged is told of, and deleted.
         OSError: a snapshot cannot be written. Those before it are untouched.
     """
-    with _opened(snapshots.folder) as manager, resume.sigterm_received() as received:
+    with _opened(snapshots.folder) as manager, stopping.sigterm_received() as received:
         done, state = _newest(manager, start, total, snapshots)
         if done:
             snapshots.say(f"going on after batch {done} of {total}, from {snapshots.folder}")

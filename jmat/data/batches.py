@@ -4,11 +4,11 @@ Everything is numpy, on the host. Letters: B rows of a batch, T length, P exampl
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Int, Int32
+from jaxtyping import Array, Bool, Int, Int32
 from numpy import ndarray
 
 from jmat.data.examples import Split
@@ -231,3 +231,13 @@ def _example_table(split: Split) -> Int32[ndarray, "S P"]:
     table = np.full((split.num_sentences, counts.max(initial=0)), -1, np.int32)
     table[rows, slots] = by_row
     return table
+
+
+def examples_of(batches: Sequence[Padded] | Sequence[Batch]) -> Int[ndarray, " n"]:
+    """The examples that stand in the batches, in the order in which they are read."""
+    return np.concatenate([np.empty(0, np.int32), *(batch.examples[batch.examples >= 0] for batch in batches)])
+
+
+def padding_mask(batch: Padded) -> Bool[ndarray, "B T"]:
+    """True where a token is real."""
+    return np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]

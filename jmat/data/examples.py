@@ -185,3 +185,22 @@ def _int32(array: ndarray) -> Int32[ndarray, " n"]:
     if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise ValueError("a number does not fit int32.")
     return array.astype(np.int32)
+
+
+def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
+    """The token that each example's prediction is about: the next or the masked one; -1 where the sentence ends."""
+    where = split.starts[split.rows] + split.positions
+    if masked:
+        return split.tokens[where]
+    ends = split.positions + 1 == split.lengths[split.rows]
+    return np.where(ends, -1, split.tokens[np.minimum(where + 1, len(split.tokens) - 1)])
+
+
+def mask_positions(split: Split, mask_token: int) -> Split:
+    """One sentence an example, with the mask token at its position."""
+    lengths = split.lengths[split.rows]
+    tokens = split.tokens[split.places(split.rows)]
+    ends = np.cumsum(lengths)
+    tokens[ends - lengths + split.positions] = mask_token
+    rows = np.arange(split.num_examples, dtype=np.int32)
+    return Split(tokens=tokens, lengths=lengths, positions=split.positions, rows=rows)

@@ -14,8 +14,8 @@ import numpy as np
 
 from jmat.capture.moments import Moments, check_pairs, mean, second_moments, spread, width
 from jmat.maps.conditioning import RANK_EPS, condition_number, minimum_norm, ridge_solution
-from jmat.maps.files import Identity, Linear
 from jmat.maps.least_squares import Solution
+from jmat.maps.types import Identity, Linear
 
 _EPS32 = float(np.finfo(np.float32).eps)
 _ROUNDING = (4 * _EPS32) ** 2  # of a sum of squares: what varies less than that is constant up to rounding

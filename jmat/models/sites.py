@@ -171,3 +171,8 @@ def gather(x: jax.Array, read_at: jax.Array | None) -> jax.Array:
         return x
     batch = jnp.arange(x.shape[0])
     return x[batch, read_at] if read_at.ndim == 1 else x[batch[:, None], read_at]
+
+
+def stream_sites(layers: int) -> tuple[str, ...]:
+    """The sites of h_0 .. h_L."""
+    return ("embed", *(f"block.{i}" for i in range(layers)))

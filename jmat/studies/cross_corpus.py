@@ -14,13 +14,14 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from numpy import ndarray
 
-from jmat.maps.files import Identity, Linear
 from jmat.maps.least_squares import factorise_each
-from jmat.metrics.predictions import r2_score, varying
-from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, Predictions, noted
+from jmat.maps.types import Identity, Linear
+from jmat.metrics.predictions import Predictions
+from jmat.metrics.r2 import r2_score, varying
+from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, noted
 from jmat.report.plots import draw, key, legend, line
 from jmat.runtime.progress import track
-from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
 SIZES = (250, 500, 1000, 2000, 4000, 8000)

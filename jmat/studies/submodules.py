@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.capture.activations import capture, examples_of, padding_mask, reading_batches, stream_sites
-from jmat.data.batches import Padded
+from jmat.capture.activations import capture, reading_batches
+from jmat.data.batches import Padded, examples_of, padding_mask
 from jmat.data.examples import Examples, Split
 from jmat.forward import run
-from jmat.maps.files import Constant, Linear
 from jmat.maps.least_squares import factorise_each, lstsq
-from jmat.models.sites import SUBMODULES, gather
+from jmat.maps.types import Constant, Linear
+from jmat.models.sites import SUBMODULES, gather, stream_sites
 from jmat.runtime import hosts
 from jmat.runtime.progress import track
 from jmat.studies.r2 import Resamples, pair_rows

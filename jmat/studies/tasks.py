@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.capture.activations import padding_mask
+from jmat.data.batches import padding_mask
 from jmat.data.encoding import (
     SpecialTokens,
     Tokenizer,
@@ -34,13 +34,14 @@ from jmat.data.encoding import (
 from jmat.data.examples import Split, check_tokens
 from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
+from jmat.data.text import Text, text_batches
 from jmat.forward import logits, run
-from jmat.metrics.predictions import bootstrap_counts, bootstrap_mean, bootstrap_ratio, cross_entropy
+from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
+from jmat.metrics.predictions import Predictions, cross_entropy
 from jmat.models.sites import Site
-from jmat.report.notes import Predictions, estimate, noted, with_note
+from jmat.report.notes import estimate, noted, with_note
 from jmat.runtime.names import known_name
 from jmat.runtime.progress import track
-from jmat.studies.prune.measure import Text, text_batches
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jmat.data.packing import Batch, mask_tokens
 from jmat.forward import logits, run
-from jmat.report.notes import Predictions
+from jmat.metrics.predictions import Predictions
 from jmat.runtime.mesh import shard_batch
 from jmat.training.penalties import Regularizer
 

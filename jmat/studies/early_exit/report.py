@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.capture.activations import mask_positions
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.report.notes import estimate, with_note

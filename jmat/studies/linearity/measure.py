@@ -15,14 +15,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.capture.activations import stream_sites
 from jmat.capture.moments import Moments, Pair, mean
 from jmat.capture.snapshots import Snapshots
 from jmat.capture.stream import by_batch, stream_moments, token_places, visit
 from jmat.data.packing import Batch
 from jmat.maps.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.maps.least_squares import centre, energy, factorise_each
-from jmat.models.sites import SUBMODULES
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime import hosts
 from jmat.runtime.mesh import data_mesh, replicate
 

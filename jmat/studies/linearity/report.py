@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from jmat.capture.moments import Pair
 from jmat.data.examples import Split
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES
 from jmat.report.notes import DOES_NOT_VARY, estimate
 from jmat.report.plots import count_axis, draw, key, legend, line

@@ -25,12 +25,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
-from jmat.capture.activations import padding_mask, stream_sites
-from jmat.data.batches import Padded
+from jmat.data.batches import Padded, padding_mask
 from jmat.data.examples import Split
+from jmat.data.text import text_batches, whole_sentences
 from jmat.forward import logits, run
-from jmat.maps.files import Linear
-from jmat.studies.prune.measure import text_batches, whole_sentences
+from jmat.maps.types import Linear
+from jmat.models.sites import stream_sites
 from jmat.studies.prune.stand_ins import Stretch, stand_ins
 
 # (step, loss): called after the first step, the last one, and some in between.

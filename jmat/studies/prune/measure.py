@@ -13,16 +13,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.capture.activations import mask_positions, padding_mask, stream_sites, target_tokens
 from jmat.checkpoint import parameters
-from jmat.data.batches import Padded, batches
-from jmat.data.examples import Split, check_tokens
+from jmat.data.batches import Padded, padding_mask
+from jmat.data.examples import check_tokens
+from jmat.data.text import Text, text_batches
 from jmat.forward import logits, run
-from jmat.maps.files import Linear
-from jmat.metrics.predictions import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
+from jmat.maps.types import Linear
+from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_ratio
+from jmat.metrics.predictions import Predictions, compare, cross_entropy
 from jmat.models.flops import block_flops, head_flops
-from jmat.models.sites import Site, gather
-from jmat.report.notes import Predictions, estimate
+from jmat.models.sites import Site, gather, stream_sites
+from jmat.report.notes import estimate
 from jmat.runtime.mesh import data_mesh, place, replicate, shard_batch
 from jmat.runtime.progress import track
 from jmat.runtime.timing import medians
@@ -30,15 +31,7 @@ from jmat.studies.prune.stand_ins import Stretch, first_changed
 
 Key = TypeVar("Key", bound=Hashable)
 
-_LOGITS = 1 << 24  # scores held at once, for one model: 64 MB
 _TIMED_TOKENS = 1024
-
-
-class Text(NamedTuple):
-    """Whole sentences with one row each, and what is predicted in them."""
-
-    split: Split  # one example a sentence: its last token, or the masked one
-    targets: Int[ndarray, " S"] | None  # masked models: the token behind the mask; causal ones predict every next token
 
 
 class Sums(NamedTuple):
@@ -48,44 +41,6 @@ class Sums(NamedTuple):
     nats: Float[ndarray, " S"]  # −ln p(the text's own token)
     kl: Float[ndarray, " S"]  # KL(whole ‖ pruned), in nats
     agree: Float[ndarray, " S"]  # both models' top token is the same
-
-
-def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | None = None) -> Text:
-    """The sentences as a causal model predicts them, every token but the first; masked ones at the examples' positions.
-
-    Args:
-      split: sentences and positions; a causal model's positions are not looked at.
-      mask_token: for masked models, the id that hides the token to predict.
-      most: take only so many, the first.
-
-    Raises:
-      ValueError: no sentence has a second token.
-    """
-    if mask_token is not None:
-        targets, split = target_tokens(split, masked=True)[:most], mask_positions(split, mask_token)
-        chosen = np.arange(split.num_sentences)[:most]
-    else:
-        targets = None
-        chosen = np.flatnonzero(split.lengths > 1)[:most]
-    if len(chosen) == 0:
-        raise ValueError(f"none of {split.num_sentences} sentences has a second token: there is nothing to predict.")
-    lengths = split.lengths[chosen]
-    positions = lengths - 1 if mask_token is None else split.positions[chosen]
-    return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
-
-
-def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Padded]:
-    """Batches of whole sentences, small enough for the scores of every token to be held."""
-    most = _LOGITS // model.config.vocab_size if model.config.causal else tokens_per_batch
-    return list(
-        batches(
-            text.split,
-            cut_after_position=False,
-            tokens_per_batch=max(min(tokens_per_batch, most), 1),
-            max_length=model.config.num_positions,
-            row_multiple=row_multiple,
-        )
-    )
 
 
 def compare_on_text(

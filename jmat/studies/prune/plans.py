@@ -9,14 +9,15 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.examples import Split
-from jmat.maps.files import Identity, Linear
+from jmat.data.text import whole_sentences
 from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.types import Identity, Linear
 from jmat.models.config import ModelConfig
-from jmat.models.sites import Site
+from jmat.models.sites import Site, stream_sites
 from jmat.studies.prune.heal import LOSSES, distil
-from jmat.studies.prune.measure import compare_on_text, whole_sentences
+from jmat.studies.prune.measure import compare_on_text
 from jmat.studies.prune.merge import FEATURES, check_mergeable, features_site, fit_merge
 from jmat.studies.prune.scores import SCORES, STREAM_SCORES, in_order, stretch_scores
 from jmat.studies.prune.stand_ins import METHODS, Stretch, label, stand_ins, stretches

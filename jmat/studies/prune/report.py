@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from jmat.report.notes import Predictions, noted
+from jmat.data.text import Text
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import noted
 from jmat.report.plots import draw, key, legend, line, perplexity_axis
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
+from jmat.studies.prune.measure import compare_on_text, cost, quality_rows, time_per_token
 from jmat.studies.prune.merge import fold
 from jmat.studies.prune.plans import Pruned, Scored
 from jmat.studies.prune.stand_ins import Stretch, label, stand_ins

@@ -1,7 +1,6 @@
-"""Jumps from layer to layer: `mat` is fitted, `id` changes nothing (Din et al. 2023, section 3)."""
+"""Evaluates shortcuts: how well what they predict agrees with what the whole model predicts."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,51 +10,13 @@ from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 from jmat.forward import logits
-from jmat.maps.files import Linear
-from jmat.maps.least_squares import Solution, factorise_each
-from jmat.metrics.predictions import bootstrap_mean, compare, confidences, cross_entropy
-from jmat.report.notes import OVERFLOWS, Predictions, estimate, with_note
+from jmat.metrics.bootstrap import bootstrap_mean
+from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
+from jmat.report.notes import OVERFLOWS, estimate, with_note
 from jmat.runtime.progress import track
 
 KS = (1, 5, 10)
 METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
-
-
-def fit_jumps(
-    streams: Sequence[Float[ndarray, "N D"]],
-    *,
-    targets: str = "all",
-    intercept: bool = False,
-    progress: str | None = None,
-) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
-    """`mat_{i→j}`: least squares from every source layer i to its targets j > i; one factorisation a source.
-
-    Args:
-      streams: h_0 .. h_L at the same examples.
-      targets: `all` layers after the source, or only the `final` one.
-      intercept: fit `y = x @ W + b` instead of the paper's `y = x @ W`.
-      progress: what the progress bar says; None shows none.
-
-    Returns:
-      Maps by (i, j), and the solution of each source, targets stacked in the order of j: its statistics without the
-      residual, and the shape of its weights in place of the weights, which the maps hold.
-    """
-    L, D = len(streams) - 1, streams[0].shape[1]
-    maps: dict[tuple[int, int], Linear] = {}
-    solutions: dict[int, Solution] = {}
-    for i, factors in enumerate(track(factorise_each(streams[:L], intercept=intercept), progress, total=L)):
-        to = jump_targets(i, L, targets)
-        solved = [factors.solve(streams[j], residual=False) for j in to]
-        maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
-        shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
-        bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None
-        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)
-    return maps, solutions
-
-
-def jump_targets(source: int, layers: int, targets: str) -> Sequence[int]:
-    """The layers that a source has maps to: `all` after it, or only the `final` one."""
-    return range(source + 1, layers + 1) if targets == "all" else [layers]
 
 
 def evaluate(
