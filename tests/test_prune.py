@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from matplotlib.figure import Figure
 
 import jmat
 from jmat import forward
@@ -19,6 +18,7 @@ from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
+from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
 from jmat.studies.linearity.measure import stored_linearity
 from jmat.studies.prune import merge, plans, report, scores, surgery
@@ -433,11 +433,8 @@ def test_a_sweep_compiles_nothing_new(whole, text):
     assert not compiled
 
 
-def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path, monkeypatch):
+def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
     """Read off the artists: a tick is shared only by methods that removed the same blocks."""
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw)))
     removed = {"delete": ("none", "0", "0,2-3"), "map": ("none", "0", "0,2-3"), "merge": ("none", "2", "2-3")}
     rows = [
         {"method": method, "removed": k + (k == 2 and "0" in blocks), "blocks": blocks, "metric": metric}
@@ -446,18 +443,19 @@ def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path, monkeypatch):
         for k, blocks in enumerate(sets)
         for metric in ("perplexity", "kl", "precision@1")
     ]
-    report.plot_prune({"rows": rows}, tmp_path / "figure.png")
-    for panel in figures[0].axes:
+    figure = report.plot_prune({"rows": rows})
+    save_figure(figure, tmp_path / "figure.png")  # which settles the ticks
+    for panel in figure.axes:
         ticks = [text.get_text() for text in panel.get_xticklabels()]
         assert ticks == ["none", "0", "2", "2–3", "0, 2–3"]
-        names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+        names = [text.get_text() for text in figure.legends[0].get_texts()]
         assert names == list(removed)
         for m, (name, line) in enumerate(zip(names, panel.lines, strict=True)):
             drawn = [ticks[int(x)].replace("–", "-").replace(", ", ",") for x in line.get_xdata()]
             assert drawn == list(removed[name])
             assert list(line.get_ydata()) == [1 + 10 * m, 2 + 10 * m, 3 + 10 * m]
     with pytest.raises(ValueError, match="nothing to draw"):
-        report.plot_prune({"rows": rows[:0]}, tmp_path / "figure.png")
+        report.plot_prune({"rows": rows[:0]})
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 _LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "os^DvPX", strict=True)]
 
 
-def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+def plot_pairs(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Heat maps, a panel a metric: fit corpus down (below them `id`), evaluation corpus across, mean over the layers.
 
     The maps are those fitted on the most examples.
@@ -170,7 +170,7 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
         figure.colorbar(image, ax=list(panels), label="mean over layers (< 0 as 0)", shrink=0.85, pad=0.02)
 
     side = 0.65 * len(across) + 1.0
-    draw(path, fill, title=title, size=(len(metrics) * side + 2.0, side + 1.3))
+    return draw(fill, title=title, size=(len(metrics) * side + 2.0, side + 1.3))
 
 
 def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], across: Sequence[str]) -> AxesImage:
@@ -188,7 +188,7 @@ def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], acro
     return image
 
 
-def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+def plot_learning_curve(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
     rows = [row for row in over_layers(results["rows"]) if row["value"] is not None]
     corpora = _corpora(rows)
@@ -219,7 +219,7 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
         dotted = Line2D([], [], color="0.5", linestyle=":", label="id")
         legend(figure, [*(key(f"fitted on {labels[name]}", look) for name, look in looks.items()), dotted])
 
-    draw(path, fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
+    return draw(fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
 
 
 def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:
