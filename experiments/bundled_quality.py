@@ -33,7 +33,8 @@ from jmat.data.encoding import encode, special_tokens, text_tokens
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import estimate, with_note
-from jmat.report.results import format_table, write_results
+from jmat.report.results import write_results
+from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
 from jmat.studies.tasks import Passage, check_causal, log_likelihoods

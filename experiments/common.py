@@ -6,7 +6,7 @@ import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from absl import flags
 from experiments import cli
 from experiments.cli import say
 from jmat.capture.activations import capture, check_examples
+from jmat.capture.snapshots import discard
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
@@ -22,15 +23,16 @@ from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_f
 from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples, target_tokens
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
-from jmat.maps.files import MapsInfo, save_maps
+from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.maps.least_squares import Solution
 from jmat.maps.types import Linear
-from jmat.report.results import package_version, write_results
+from jmat.report.results import Results, package_version, write_results
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
+from jmat.studies.settings import Settings
 
 flags.DEFINE_string(
     "model",
@@ -95,7 +97,8 @@ flags.DEFINE_integer("num_processes", None, "With --coordinator=HOST:PORT: how m
 flags.DEFINE_integer("process_id", None, "With --coordinator=HOST:PORT: the number of this process, from 0.")
 
 FLAGS = flags.FLAGS
-MAPS_FILES = ("maps.safetensors", "maps.json")
+SNAPSHOTS = "checkpoints"  # the folder of a pass that can go on, in the output folder
+Options = TypeVar("Options", bound=Settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +183,34 @@ class Job:
     def text(self) -> dict[str, Any]:
         """Returns the source of the examples, and their fingerprints."""
         return describe_text(self.source, self.examples)
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """Returns the arguments of a study that say how the text is read and where it reports."""
+        return {"tokenizer": self.tokenizer, "say": say}
+
+    def options(self, kind: type[Options]) -> Options:
+        """Returns the settings of a study, each by the flag of its name; snapshots go to the output folder."""
+        names = {field.name for field in dataclasses.fields(kind)}
+        given: dict[str, Any] = {name: FLAGS[name].value for name in names if name in FLAGS}
+        if given.get("snapshot_every"):
+            given["snapshot_folder"] = folder = self.path(SNAPSHOTS)
+            cli.when_all_is_done(functools.partial(discard, folder))
+        return kind(**given)
+
+    def publish(self, results: Results, *, text: Mapping[str, Any] | None = None) -> None:
+        """Writes the results of a study, which then have the run's flags, and prints them; the first process does.
+
+        `text`: what was read; default: the examples.
+        """
+        if not hosts.is_first():
+            return
+        info = None if results.maps_info is None else self.maps_info(results.maps_info.n)
+        read = self.text() if text is None else text
+        results = dataclasses.replace(results, config=self.config, text=read, maps_info=info)
+        written = results.save(self.out, before=self.path, say=say)
+        print(results.table())
+        print(f"wrote {self.out}/{', '.join(written)}")
 
     def finish(self, rows: list[dict[str, Any]], *, text: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Writes results.json and returns it. `text`: what was read; default: the examples."""

@@ -22,7 +22,7 @@ from experiments import cli, common
 from experiments.file_flags import define_files
 from jmat.data.corpus import named_corpus
 from jmat.models.sites import stream_sites
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.studies.cross_corpus import check_sizes, cross_rows, fit_sizes, over_layers, plot_learning_curve, plot_pairs
 

@@ -38,7 +38,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate

@@ -15,48 +15,25 @@ with the same flags.
 
 from absl import flags
 
-from experiments import cli, common, fitting
-from jmat.maps.types import Identity
-from jmat.metrics.predictions import Predictions
-from jmat.models.sites import stream_sites
-from jmat.report.notes import noted
-from jmat.report.plots import plot_by_layer
-from jmat.report.results import format_table
-from jmat.runtime import hosts
-from jmat.studies.evaluation import evaluate, metric_rows
+from experiments import cli, common, fit_flags
+from jmat.studies import layer_jump
 
 flags.adopt_module_key_flags(common)
-flags.adopt_module_key_flags(fitting)
-_TARGETS = flags.DEFINE_enum(
-    "targets", "all", ["all", "final"], "Fit and save maps to all later layers, or only to the final one (less memory)."
+flags.adopt_module_key_flags(fit_flags)
+flags.DEFINE_enum(
+    "targets",
+    "all",
+    layer_jump.TARGETS,
+    "Fit and save maps to all later layers, or only to the final one (less memory).",
 )
-WRITES = ("layer_jump.png", *common.MAPS_FILES, fitting.SNAPSHOTS)
-METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
+WRITES = (layer_jump.FIGURE, *common.MAPS_FILES, common.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     job = common.start("layer_jump", writes=WRITES, many_hosts=True)
-    L = job.model.config.layers
-    statistics = fitting.read(job, targets=_TARGETS.value)
-    streams = list(job.capture_eval(stream_sites(L)).values())
-    if not hosts.is_first():
-        return
-    maps, n = fitting.fit_maps(job, statistics, targets=_TARGETS.value)
-    shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
-    shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
-    predictions = Predictions()
-    values = evaluate(job.model, streams[L], shortcuts, predictions=predictions, progress="evaluate")
-    rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
-    job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
-    rows = noted(rows, predictions.note())
-    results = job.finish(rows)
-    title = f"{job.config['model']}: reading layer l"
-    figure = cli.drawn(job.path("layer_jump.png"), plot_by_layer, results, METRICS, title=title)
-    print(format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS))
-    cli.print_notes(rows)
-    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
+    job.publish(layer_jump.run(job.model, job.examples, job.options(layer_jump.Options), **job.context))
 
 
 if __name__ == "__main__":

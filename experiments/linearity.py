@@ -36,7 +36,7 @@ from jmat.data.packing import Batch
 from jmat.models import fields_among
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.plots import plot_r2
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
 from jmat.studies.linearity import report

@@ -26,7 +26,7 @@ from jmat.data.corpus import sentences_fingerprint
 from jmat.data.examples import Examples, target_tokens
 from jmat.models.sites import stream_sites
 from jmat.report.plots import plot_by_layer
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.studies.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
 
 flags.adopt_module_key_flags(common)

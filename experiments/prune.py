@@ -36,7 +36,7 @@ from experiments import cli, common
 from jmat.checkpoint.load import find
 from jmat.data.text import whole_sentences
 from jmat.maps.types import Linear
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.studies.prune.heal import LOSSES
 from jmat.studies.prune.merge import FEATURES
 from jmat.studies.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher

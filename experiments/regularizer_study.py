@@ -26,7 +26,8 @@ from experiments import cli
 from experiments.pretraining.reported import BY_LAYER, MEASURES, reported
 from experiments.steps import step
 from jmat.report.plots import plot_by_layer
-from jmat.report.results import format_table, write_results
+from jmat.report.results import write_results
+from jmat.report.tables import format_table
 from jmat.runtime.folders import check_output_folder, output_path
 from jmat.training.penalties import KINDS
 

@@ -23,7 +23,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows

@@ -19,7 +19,8 @@ from experiments import cli, common
 from experiments.file_flags import define_files
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint, text_sentences
-from jmat.report.results import format_table, write_results
+from jmat.report.results import write_results
+from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import check_output_folder
 from jmat.studies.prune.surgery import load_pruned

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from jmat.report.results import format_table, read_results, write_results
+from jmat.report.results import read_results, write_results
+from jmat.report.tables import format_table
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
 

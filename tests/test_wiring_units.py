@@ -12,6 +12,9 @@ from tokenizers import processors
 
 import jmat
 from jmat import models
+from jmat.studies import layer_jump
+from jmat.studies.fitting import ReadingSettings, tokens_read
+from jmat.studies.settings import Subject
 from jmat.studies.verify.report import Report, SiteDifference
 from jmat.training.penalties import Regularizer
 from tests.inside import call, loaded
@@ -34,15 +37,26 @@ def test_a_run_is_known_by_the_flags_that_decide_its_figures(monkeypatch):
     assert not {"out", "overwrite", "coordinator", "snapshot_every"} & own.keys()
 
 
-@pytest.mark.parametrize(("causal", "given", "first"), [(True, (), 1), (False, (), 0), (True, ("--skip_first=0",), 0)])
+@pytest.mark.parametrize(("causal", "given", "first"), [(True, None, 1), (False, None, 0), (True, 0, 0)])
 def test_all_tokens_are_those_that_protocol_jmat_reads(gpt2_examples, causal, given, first):
-    split, job = gpt2_examples.eval, types.SimpleNamespace(tokenizer=None)
-    job.model = types.SimpleNamespace(config=types.SimpleNamespace(causal=causal))
-    with loaded("layer_jump") as script:
-        flags.FLAGS(["experiments.layer_jump", "--protocol=jmat", "--noskip_special", *given])
-        read = script.fitting.passes.tokens_read(job, split, "all")
+    model = types.SimpleNamespace(config=types.SimpleNamespace(causal=causal))
+    split, settings = gpt2_examples.eval, ReadingSettings(protocol="jmat", skip_special=False, skip_first=given)
+    read = tokens_read(Subject(model, gpt2_examples), split, "all", settings)
     places = np.arange(len(split.tokens)) - np.repeat(split.starts, split.lengths)
     np.testing.assert_array_equal(read, places >= first)
+
+
+def test_settings_of_a_study_are_the_flags_of_their_names(tmp_path):
+    with loaded("layer_jump") as script:
+        given = ("--seed=4", "--targets=final", "--route=memory", "--intercept", "--snapshot_every=0")
+        flags.FLAGS(["experiments.layer_jump", *given])
+        job = script.common.Job("layer_jump", {}, tmp_path, None, None, None, None, "docs")
+        found = job.options(layer_jump.Options)
+        flags.FLAGS(["experiments.layer_jump", "--snapshot_every=7"])
+        kept = job.options(layer_jump.Options)
+    wanted = layer_jump.Options(seed=4, targets="final", route="memory", intercept=True, snapshot_every=0)
+    assert found == wanted
+    assert (kept.snapshot_folder, kept.snapshot_every) == (tmp_path / "checkpoints", 7)
 
 
 def test_choices_are_among_the_valid_ones():

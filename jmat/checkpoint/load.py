@@ -60,6 +60,7 @@ def load(
     mesh = data_mesh(jax.local_devices()) if shard_parameters else None
     model, tokenizer = load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, str(name_or_folder))
+    model.name = str(name_or_folder)
     return model, tokenizer
 
 

@@ -22,6 +22,7 @@ from jmat.runtime.files import save_together, write_tensors
 from jmat.runtime.json_files import read_json_object
 
 CONVENTION = "y = x @ W (+ b)"
+MAPS_FILES = ("maps.safetensors", "maps.json")
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth", ".bin")
 
 # The array fields below are annotated Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings

@@ -47,7 +47,7 @@ def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
     return spread <= OUTLIER * np.median(spread[varies] if varies.any() else spread)
 
 
-def _scores(
+def resampled_r2(
     target: Float[ndarray, "N D"],
     predicted: Float[ndarray, "N D"],
     counts: Float[ndarray, "S N"],

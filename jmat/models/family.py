@@ -15,6 +15,7 @@ class Transformer(nnx.Module):
     """embed → blocks → final norm → head (None where the checkpoint has none)."""
 
     def __init__(self, config: ModelConfig, family: "Family", *, rngs: nnx.Rngs):
+        self.name = ""  # as `jmat.load` was given it; for results and maps
         self.config = config
         self.embed = family.embed(config, rngs=rngs)
         self.blocks = nnx.List([family.block(config, rngs=rngs) for _ in range(config.layers)])

@@ -1,10 +1,13 @@
-"""Writes and reads the figures of an experiment (`results.json`), and prints tables of them.
+"""Holds the figures of a study (`Results`), and writes and reads them (`results.json`).
 
 A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12, "metric": "precision@1",
 "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
 """
 
+import dataclasses
+import functools
 import hashlib
+import html
 import importlib.metadata
 import json
 import math
@@ -12,12 +15,18 @@ import os
 import pathlib
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
+from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
+from jmat.maps.types import Linear
+from jmat.report.notes import format_notes
+from jmat.report.plots import save_figure
+from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import save_atomically
 from jmat.runtime.folders import discard_replaced
 from jmat.runtime.json_files import read_json_object
@@ -26,6 +35,114 @@ Row = Mapping[str, Any]
 
 _MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
+
+
+def _quiet(message: str) -> None:
+    """Drops a message."""
+
+
+def _print_nothing(rows: Sequence[Row]) -> str:
+    """Returns no table."""
+    return ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Results:
+    """Holds the figures of one study, and prints, draws and saves them.
+
+    Attributes:
+      experiment: name of the study, such as "layer_jump".
+      rows: one flat dict a figure, with `metric`, `value`, `n` and, where there is an
+        interval, `low` and `high`; `pandas.DataFrame(results.rows)` is a tidy table.
+      config: the settings of the study, with `model`, the model's name.
+      model_hash: fingerprint of the model's weights, or of several models by name.
+      text: what was read: its source, and fingerprints of what was fitted and evaluated on.
+      maps: the maps that were fitted, by their names in files, such as `mat.3.8`.
+      maps_info: which model and text the maps come from; None where there are no maps.
+      figures: file name → function that draws it from what results.json holds.
+      tables: returns the tables of the rows, as text.
+      files: names of further files → function that writes them into a folder.
+    """
+
+    experiment: str
+    rows: list[dict[str, Any]]
+    config: Mapping[str, Any]
+    model_hash: str | Mapping[str, str] | None = None
+    text: Mapping[str, Any] | None = None
+    maps: Mapping[str, Linear] = dataclasses.field(default_factory=dict)
+    maps_info: MapsInfo | None = None
+    figures: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = dataclasses.field(default_factory=dict)
+    tables: Callable[[Sequence[Row]], str] = _print_nothing
+    files: Mapping[tuple[str, ...], Callable[[pathlib.Path], None]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", [_plain_row(index, row) for index, row in enumerate(self.rows)])
+
+    def table(self) -> str:
+        """Returns the figures as tables of plain text, and the notes on them."""
+        return "\n".join([self.tables(self.rows).strip("\n"), *format_notes(self.rows)])
+
+    def plot(self, name: str | None = None) -> Figure:
+        """Draws a figure: by its file name, by default the first.
+
+        Raises:
+          ValueError: there is no figure of that name, or nothing to draw in it.
+        """
+        if not self.figures or (name is not None and name not in self.figures):
+            raise ValueError(f"{self.experiment} draws {', '.join(self.figures) or 'no figure'}, not {name!r}.")
+        return self.figures[name or next(iter(self.figures))](self._content())
+
+    def save(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        before: Callable[[str], object] = _quiet,
+        say: Callable[[str], object] = _quiet,
+    ) -> list[str]:
+        """Writes results.json, maps, figures and all further files into a folder, each whole or not at all.
+
+        Args:
+          folder: is made where it is missing.
+          before: is called with the name of each file before it is written.
+          say: is called with a sentence about a figure that is left out, because there is
+            nothing to draw in it.
+
+        Returns:
+          The names of the files.
+
+        Raises:
+          OSError: a file cannot be written.
+        """
+        folder, written = pathlib.Path(folder), ["results.json"]
+        folder.mkdir(parents=True, exist_ok=True)
+        files = dict(self.files)
+        if self.maps_info is not None:
+            files[MAPS_FILES] = functools.partial(save_maps, maps=self.maps, info=self.maps_info)
+        for names, write in files.items():
+            for name in names:
+                before(name)
+            write(folder)
+        content = write_results(
+            folder, self.experiment, self.config, self.rows, model_hash=self.model_hash, text=self.text
+        )
+        for name, draw in self.figures.items():
+            before(name)
+            try:
+                save_figure(draw(content), folder / name)
+                written.append(name)
+            except NothingToDrawError as error:
+                say(f"{name} is left out: {error}")
+        return [*written, *(name for names in files for name in names)]
+
+    def _content(self) -> dict[str, Any]:
+        """Returns what figures are drawn from."""
+        return {"experiment": self.experiment, "config": dict(self.config), "rows": self.rows}
+
+    def __repr__(self) -> str:
+        return f"Results of {self.experiment}: {len(self.rows)} rows\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def write_results(
@@ -126,58 +243,6 @@ def _cpu() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def format_table(
-    rows: Sequence[Row],
-    *,
-    index: str = "layer",
-    columns: Sequence[str] = ("metric", "map"),
-    metrics: Sequence[str] | None = None,
-    intervals: bool = False,
-    width: int = 100,
-) -> str:
-    """Rows as plain text: values of `index` down, those of `columns` across under grouped headings.
-
-    A table wider than `width` characters is continued below. Layers are 0-based, as everywhere.
-
-    Args:
-        rows: those without `index` or one of `columns` are left out.
-        index: a key of the rows.
-        columns: keys of the rows, the outermost heading first.
-        metrics: which to show, in this order; default all.
-        intervals: show `[low, high]` behind each value that has them.
-        width: characters a line.
-    """
-    needed = {index, *columns, "value"}
-    shown = [row for row in rows if needed <= row.keys() and (metrics is None or row.get("metric") in metrics)]
-    if not shown:
-        return "(no rows to show)"
-    cells = {(row[index], tuple(row[key] for key in columns)): _cell(row, intervals) for row in shown}
-    downs = _in_order([row[index] for row in shown], None)
-    orders = [_in_order([row[key] for row in shown], metrics if key == "metric" else None) for key in columns]
-    heads = sorted(
-        {head for _, head in cells}, key=lambda head: [o.index(h) for o, h in zip(orders, head, strict=True)]
-    )
-    corner = index if columns[-1] in ("metric", "map") else f"{index} \\ {columns[-1]}"
-    margin = max(len(corner), *(len(_label(down)) for down in downs))
-    cell = 2 + max(*map(len, cells.values()), *(len(_label(head[-1])) for head in heads))
-    groups = Counter(head[:-1] for head in heads)
-    for outer, size in groups.items():  # a heading may be wider than the cells of its group
-        cell = max(cell, -(-(2 + max((len(_label(part)) for part in outer), default=0)) // size))
-    per_table = max(1, (width - margin) // cell)
-    if len(columns) > 1 and per_table > (size := max(groups.values())):
-        per_table -= per_table % size  # do not tear a group apart
-    tables = []
-    for start in range(0, len(heads), per_table):
-        part = heads[start : start + per_table]
-        lines = [" " * margin + _spans(part, level, cell) for level in range(len(columns) - 1)]
-        lines.append(corner.rjust(margin) + "".join(_label(head[-1]).rjust(cell) for head in part))
-        lines.append("─" * len(lines[-1]))
-        for down in downs:
-            lines.append(_label(down).rjust(margin) + "".join(cells.get((down, h), "").rjust(cell) for h in part))
-        tables.append("\n".join(line.rstrip() for line in lines))
-    return "\n\n".join(tables)
-
-
 def _plain_row(index: int, row: Row) -> dict[str, Any]:
     """The row with Python's own numbers, checked."""
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in row.items()}
@@ -195,36 +260,3 @@ def _plain_row(index: int, row: Row) -> dict[str, Any]:
 
 def _to_json(content: Any) -> str:
     return json.dumps(content, indent=1, allow_nan=False, default=str) + "\n"
-
-
-def _in_order(values: Sequence[Any], order: Sequence[Any] | None) -> list[Any]:
-    """Distinct values: in the given order, else numbers rising, else as they first appear."""
-    distinct = list(dict.fromkeys(values))
-    if order is not None:
-        return [value for value in order if value in distinct]
-    return sorted(distinct) if all(isinstance(value, int | float) for value in distinct) else distinct
-
-
-def _spans(heads: Sequence[tuple[Any, ...]], level: int, cell: int) -> str:
-    """One line of outer headings, each over the columns that share it."""
-    line, previous = "", None
-    for position, head in enumerate(heads):
-        if head[: level + 1] != previous:
-            line = line.ljust(position * cell) + "  " + _label(head[level])
-        previous = head[: level + 1]
-    return line
-
-
-def _cell(row: Row, intervals: bool) -> str:
-    if row["value"] is None:
-        return "-"
-    spread = f" [{_number(row['low'])}, {_number(row['high'])}]" if intervals and "low" in row else ""
-    return _number(row["value"]) + spread
-
-
-def _number(value: float | int) -> str:
-    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.2e}"
-
-
-def _label(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

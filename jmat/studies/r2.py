@@ -1,17 +1,79 @@
-"""Held-out r2 of maps between all pairs of layers, with bootstrap intervals."""
+"""Measures how much of a later layer a linear map of an earlier one explains: held-out r2 of all pairs of layers.
 
+`r2` is that of Din et al. 2023: the uniform mean over the coordinates. The others weigh them by
+variance, or leave out first positions or outlier coordinates.
+"""
+
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from matplotlib.figure import Figure
 from numpy import ndarray
 
+from jmat.data.examples import Examples
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
-from jmat.metrics.r2 import _scores, varying
+from jmat.metrics.r2 import resampled_r2, varying
+from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
+from jmat.report.plots import plot_r2
+from jmat.report.results import Results
+from jmat.report.tables import Row, format_table
 from jmat.runtime.progress import track
+from jmat.studies.fitting import FitSettings, fit_layers, read_sites
+from jmat.studies.settings import Say, read_subject, report
+
+FIGURE = "r2.png"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(FitSettings):
+    """Holds the settings of the study."""
+
+
+def run(
+    model: Transformer,
+    examples: Examples | Sequence[str],
+    options: Options = Options(),
+    *,
+    tokenizer: Any = None,
+    say: Say | None = None,
+) -> Results:
+    """Fits maps between all layers and measures each on held-out text. Arguments as for `layer_jump.run`.
+
+    Returns:
+      Rows for every pair of layers and map (`mat`, `id`), and the maps by name, such as `mat.3.8`.
+
+    Raises:
+      ValueError: as `jmat.studies.settings.read_subject`.
+    """
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
+    held_out = subject.examples.eval
+    maps, n = fit_layers(subject, options)
+    streams = list(read_sites(subject, held_out, stream_sites(model.config.layers), options, "eval").values())
+    drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
+    rows = r2_rows(streams, maps, drawn, progress=subject.bar("evaluate"))
+    named = {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}
+    return report("r2", subject, options, rows, maps=named, n=n, tables=table, figures={FIGURE: plot})
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns a table of r2 for each map: source layer down, target layer across."""
+    tables = []
+    for name in ("mat", "id"):
+        shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]
+        heading = f"r2 of {name}: layer i (down) to target j (across)"
+        tables.append(f"{heading}\n{format_table(shown, index='layer', columns=('target',), metrics=('r2',))}")
+    return "\n\n".join(tables)
+
+
+def plot(results: Mapping[str, Any]) -> Figure:
+    """Draws heat maps of r2, one a map."""
+    return plot_r2(results, title=f"{results['config']['model']}: r2 of layer j from layer i")
 
 
 class Resamples(NamedTuple):
@@ -56,10 +118,10 @@ def pair_rows(
       `r2_no_outliers` (uniform, coordinates of outlying variance left out), `r2_no_first` (uniform, examples at
       position 0 left out). The value is None, with a note, where no coordinate of the target varies.
     """
-    scores = _scores(target, predicted, drawn.everywhere)
+    scores = resampled_r2(target, predicted, drawn.everywhere)
     later = drawn.is_later
     if later.any():
-        scores["r2_no_first"] = _scores(target[later], predicted[later], drawn.later)["r2"]
+        scores["r2_no_first"] = resampled_r2(target[later], predicted[later], drawn.later)["r2"]
     rows = []
     for metric, values in scores.items():
         first = metric != "r2_no_first"

@@ -1,0 +1,197 @@
+"""Fits maps from layer to layer: chooses the tokens, and whether activations are stored for it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+
+from jmat.capture.activations import capture
+from jmat.capture.moments import Moments
+from jmat.capture.snapshots import Snapshots
+from jmat.capture.stream import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.checkpoint import parameters
+from jmat.data.examples import Split, mask_positions
+from jmat.data.packing import Batch
+from jmat.data.sampling import skipped_tokens
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
+from jmat.maps.least_squares import Solution
+from jmat.maps.types import Linear
+from jmat.models.cost import statistics_bytes
+from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
+from jmat.runtime import hosts
+from jmat.runtime.digests import model_hash
+from jmat.runtime.mesh import usual_batch
+from jmat.studies.routes import choose_route, memory_of_activations
+from jmat.studies.settings import Settings, Subject
+
+TOKENS = ("sampled", "all")
+ROUTES = ("auto", "memory", "streaming")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadingSettings(Settings):
+    """Holds the settings of a pass over whole sentences.
+
+    Attributes:
+      protocol: `din2023` or `jmat`; with `jmat`, first positions and special tokens are left
+        out where all tokens are read.
+      skip_first: with `jmat`, first positions that are left out; None: 1, for masked models 0.
+      skip_special: with `jmat`, whether special tokens are left out; None: for masked models.
+      snapshot_folder: where a pass that is killed can go on from; None writes no snapshots.
+      snapshot_every: seconds between two snapshots; 0 writes none.
+    """
+
+    protocol: str = "din2023"
+    skip_first: int | None = None
+    skip_special: bool | None = None
+    snapshot_folder: pathlib.Path | None = None
+    snapshot_every: float = 300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitSettings(ReadingSettings):
+    """Holds the settings of a fit from layer to layer.
+
+    Attributes:
+      fit_tokens: maps are fitted on the `sampled` positions of the sentences, or on `all` tokens.
+      route: `memory` stores activations, `streaming` sums their moments; `auto` chooses.
+    """
+
+    fit_tokens: str = "sampled"
+    route: str = "auto"
+
+
+def as_read(subject: Subject, split: Split, tokens: str) -> Split:
+    """Returns the sentences as the model reads them.
+
+    A masked model reads `sampled` positions under the mask, and `all` tokens unmasked.
+    """
+    if tokens == "sampled" and subject.mask_token is not None:
+        return mask_positions(split, subject.mask_token)
+    return split
+
+
+def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> Bool[ndarray, " total"]:
+    """Returns which tokens of a split are read.
+
+    These are the `sampled` positions, or `all` but those that the protocol `jmat` leaves out.
+
+    Raises:
+      ValueError: special tokens are to be left out, and there is no tokenizer that knows them.
+    """
+    if tokens == "sampled":
+        return sampled_positions(split)
+    if settings.protocol != "jmat":
+        return all_positions(split)
+    causal = subject.model.config.causal
+    first = int(causal) if settings.skip_first is None else settings.skip_first
+    special = settings.skip_special
+    if subject.tokenizer is None and (special or (special is None and not causal)):
+        raise ValueError(f"{subject.model.name} has no tokenizer that knows special tokens; give --noskip_special.")
+    skipped: Collection[int] = ()
+    if subject.tokenizer is not None:
+        skipped = skipped_tokens(subject.tokenizer, masked=not causal, skip_special=special)
+    return all_positions(split, skip_first=first, skip_tokens=sorted(skipped))
+
+
+def sentence_batches(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> list[Batch]:
+    """Returns batches of the sentences (`as_read`), in which the tokens to read are marked."""
+    read = tokens_read(subject, split, tokens, settings)
+    size = settings.tokens_per_batch or usual_batch()
+    return packed_batches(split, read, tokens_per_batch=size, row_multiple=jax.local_device_count())
+
+
+def snapshots(
+    subject: Subject, settings: ReadingSettings, name: str = "fit", model: Transformer | None = None
+) -> Snapshots | None:
+    """Returns the snapshots of one pass over the text, by default with the subject's model.
+
+    Every host has its own, and goes through its share of the text independently. None where no
+    snapshots are written.
+    """
+    if settings.snapshot_folder is None or not settings.snapshot_every:
+        return None
+    weights = model_hash(parameters(subject.model if model is None else model))
+    owner: dict[str, Any] = {"hash of the model's weights": weights}
+    if hosts.count() > 1:
+        name = f"{name}-{jax.process_index()}"
+        owner["number of processes"] = hosts.count()
+    folder = pathlib.Path(settings.snapshot_folder) / name
+    return Snapshots(folder, settings.snapshot_every, owner, subject.announce)
+
+
+def fit_layers(
+    subject: Subject, settings: FitSettings, *, targets: str = "all"
+) -> tuple[dict[tuple[int, int], Linear], int]:
+    """Fits `mat` from every layer to `all` later layers, or only to the `final` one.
+
+    Returns:
+      Maps by source and target layer, and the number of tokens that they were fitted on.
+    """
+    statistics = _read_statistics(subject, settings, targets)
+    how: dict[str, Any] = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
+    if isinstance(statistics, Moments):
+        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **how)
+    else:
+        maps, solutions = fit_jumps(statistics, **how)
+    announce_ranks(subject, solutions)
+    return maps, solutions[0].n
+
+
+def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
+    """Prints where a fit was not determined by its data."""
+    for layer, solution in solutions.items():
+        if int(solution.rank) < solution.weights.shape[0]:
+            subject.announce(f"layer {layer}: {solution.describe()}")
+
+
+def _read_statistics(subject: Subject, settings: FitSettings, targets: str) -> Moments | list[Float[ndarray, "N D"]]:
+    """Returns the activations h_0 .. h_L of the fit tokens, or their moments. All hosts take part."""
+    model, split, tokens = subject.model, subject.examples.fit, settings.fit_tokens
+    sites = stream_sites(model.config.layers)
+    if _route(subject, settings, targets) == "streaming":
+        batches = sentence_batches(subject, as_read(subject, split, tokens), tokens, settings)
+        pairs = jump_pairs(model.config.layers, targets=targets)
+        kept = snapshots(subject, settings)
+        return stream_moments(model, batches, pairs, snapshots=kept, progress=subject.bar("read fit"))
+    if tokens == "sampled":
+        return list(read_sites(subject, split, sites, settings, "fit").values())
+    batches = sentence_batches(subject, split, tokens, settings)
+    return list(collect(model, batches, sites, progress=subject.bar("capture fit")).values())
+
+
+def read_sites(
+    subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
+) -> dict[str, Float[ndarray, "N _"]]:
+    """Returns activations at the examples of a split by site; `name` stands on the progress bar."""
+    return capture(
+        subject.model,
+        split,
+        tuple(keep),
+        mask_token=subject.mask_token,
+        tokens_per_batch=settings.tokens_per_batch or usual_batch(),
+        progress=subject.bar(f"capture {name}"),
+    )
+
+
+def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
+    """Returns the route of the settings, or for `auto` the better one, and prints it with the reason."""
+    if settings.route != "auto":
+        subject.announce(f"route {settings.route}, as --route says")
+        return settings.route
+    split, config = subject.examples.fit, subject.model.config
+    if settings.fit_tokens == "sampled":
+        count = split.num_examples
+    else:
+        count = int(np.count_nonzero(tokens_read(subject, split, "all", settings)))
+    activations = memory_of_activations(count, config.width, config.layers)
+    moments = jax.local_device_count() * statistics_bytes(config, targets)  # every device has sums of its own
+    route, why = choose_route(activations, moments)
+    subject.announce(f"route {route}: {why}")
+    return route

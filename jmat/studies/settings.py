@@ -1,0 +1,152 @@
+"""Reads what every study is given: settings, examples, and the token that masks a position."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jmat.capture.activations import check_examples
+from jmat.checkpoint import parameters
+from jmat.data.examples import Examples, fingerprint
+from jmat.data.sampling import make_examples
+from jmat.maps.files import MapsInfo
+from jmat.maps.types import Linear
+from jmat.models.family import Transformer
+from jmat.report.results import Results, package_version
+from jmat.runtime.digests import model_hash
+
+Say = Callable[[str], object]  # prints one line about the work that begins
+
+_FIT_SHARE = 0.75  # of texts that are not divided yet
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Holds the settings that studies share.
+
+    Attributes:
+      seed: draws positions, and the resamples of intervals.
+      intercept: fit `y = x @ W + b` instead of the papers' `y = x @ W`.
+      tokens_per_batch: padded tokens in one forward pass; None: `jmat.runtime.mesh.usual_batch`.
+    """
+
+    seed: int = 0
+    intercept: bool = False
+    tokens_per_batch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Holds the model and the text of one study.
+
+    Attributes:
+      model: the model.
+      examples: sentences to fit on and others to evaluate on.
+      tokenizer: the model's; None where examples were prepared before.
+      mask_token: id that hides a position when a masked model is read there; None for a causal model.
+      say: prints what happens now; None where the study is quiet.
+    """
+
+    model: Transformer
+    examples: Examples
+    tokenizer: Any = None
+    mask_token: int | None = None
+    say: Say | None = None
+
+    def announce(self, message: str) -> None:
+        """Prints a message, unless the study is quiet."""
+        if self.say is not None:
+            self.say(message)
+
+    def bar(self, words: str) -> str | None:
+        """Returns the words of a progress bar; None, for no bar, where the study is quiet."""
+        return None if self.say is None else words
+
+
+def read_subject(
+    model: Transformer,
+    examples: Examples | Sequence[str],
+    tokenizer: Any = None,
+    *,
+    seed: int = 0,
+    needs_head: bool = True,
+    say: Say | None = None,
+) -> Subject:
+    """Returns the subject of a study.
+
+    Args:
+      model: as `jmat.load` returns it.
+      examples: examples, or texts, of which a hash decides which quarter is evaluated on.
+      tokenizer: reads texts, and knows the mask of a masked model.
+      seed: draws the position that is read in each text.
+      needs_head: refuse a model without a language-model head.
+      say: prints what happens now; None: nothing is printed, and there are no progress bars.
+
+    Raises:
+      ValueError: the model has no head, or no mask token; texts without a tokenizer, or too few of
+        them; tokens that the model does not have.
+    """
+    if needs_head and model.head is None:
+        raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
+    mask_token = None if model.config.causal else getattr(tokenizer, "mask_token_id", None)
+    if not model.config.causal and mask_token is None:
+        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+    if not isinstance(examples, Examples):
+        examples = _examples_of(examples, model, tokenizer, seed)
+    check_examples(examples, model.config)
+    return Subject(model, examples, tokenizer, mask_token, say)
+
+
+def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:
+    if tokenizer is None:
+        raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"expected Examples, or a list of texts; got {type(texts).__name__}.")
+    distinct = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
+    fit = round(_FIT_SHARE * len(distinct))
+    if not 0 < fit < len(distinct):
+        raise ValueError(f"{len(distinct)} different texts are too few: some are fitted on and others evaluated on.")
+    size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": not model.config.causal}
+    return make_examples(distinct[:fit], distinct[fit:], tokenizer, protocol="din2023", seed=seed, **size)
+
+
+def report(
+    experiment: str,
+    subject: Subject,
+    options: Settings,
+    rows: list[dict[str, Any]],
+    *,
+    maps: dict[str, Linear] | None = None,
+    n: int | None = None,
+    **shown: Any,
+) -> Results:
+    """Returns the results of a study with all that they depend on.
+
+    Args:
+      experiment: its name.
+      subject: what it was of.
+      options: its settings, which become the results' `config`.
+      rows: its figures.
+      maps: maps that it fitted, by name.
+      n: number of tokens that they were fitted on; default: the number of fit examples.
+      shown: `tables`, `figures`, `files` of `Results`.
+    """
+    model, fit, held_out = subject.model, subject.examples.fit, subject.examples.eval
+    weights = model_hash(parameters(model))
+    text = {"source": "texts", "fit": fingerprint(fit), "eval": fingerprint(held_out)}
+    info = None
+    if maps is not None:
+        info = MapsInfo(
+            model=model.name,
+            model_hash=weights,
+            protocol="",
+            corpus=text["source"],
+            n=fit.num_examples if n is None else n,
+            seed=options.seed,
+            dtype=model.embed.tokens.table.dtype.name,
+            fit_text=text["fit"],
+            eval_text=text["eval"],
+            jmat=package_version("jmat"),
+        )
+    config = {"model": model.name, **dataclasses.asdict(options)}
+    return Results(experiment, rows, config, weights, text, maps or {}, info, **shown)
