@@ -122,7 +122,7 @@ def check_exits(model, split, values, maps, mask_token):
     thresholds = np.full(split.num_examples, np.median(gap[:, 1]))
     masked = split if mask_token is None else mask_positions(split, mask_token)
     tokens, lengths, positions = padded(masked, split.num_examples, causal=model.config.causal)
-    rule = ExitRule({l: maps[l] for l in range(1, L)}, model)
+    rule = ExitRule({l: maps[l] for l in range(1, L)})
     layers, _ = run_until_sure(model, tokens, lengths, positions, thresholds, rule)
     want = exit_layers(gap, thresholds[None])[0]
     # The median itself may fall on either side of its own threshold.

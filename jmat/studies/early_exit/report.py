@@ -15,7 +15,7 @@ from jmat.models.config import ModelConfig
 from jmat.report.notes import estimate, with_note
 from jmat.runtime.timing import medians
 from jmat.studies.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
-from jmat.studies.early_exit.stopping import ExitRule, run_fully, run_until_sure, short_list
+from jmat.studies.early_exit.stopping import ExitRule, run_fully, run_until_sure
 from jmat.studies.early_exit.thresholds import (
     ID_LAMBDAS,
     LAMBDAS,
@@ -156,10 +156,10 @@ def timing_rows(
         split = mask_positions(split, mask_token)
     tokens, lengths, positions = padded(split, count, causal=model.config.causal)
     plans = {
-        "naive": ("gap", ExitRule({l: maps[l] for l in range(1, L)}, model)),
+        "naive": ("gap", ExitRule({l: maps[l] for l in range(1, L)})),
         "cheap": (
             "gap_cheap",
-            ExitRule({l: maps[l] for l in range(1, L) if l % check_every == 0}, short_list(model, words)),
+            ExitRule({l: maps[l] for l in range(1, L) if l % check_every == 0}, words),
         ),
     }
     rows = []
