@@ -32,6 +32,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat.data.examples import mask_positions
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> None:
     rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
         cli.say("timing passes that stop")
-        sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
+        sample = mask_positions(split, job.mask_token), min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
     rows = noted(rows, predictions.note())
