@@ -46,7 +46,7 @@ def packed():
 def test_packing_keeps_every_sentence_whole_and_wastes_little():
     batch = packed()
     texts = []
-    for tokens, targets, segments, positions in zip(*batch, strict=True):
+    for tokens, segments, positions, targets in zip(*batch, strict=True):
         for segment in range(1, segments.max() + 1):
             at = segments == segment
             np.testing.assert_array_equal(positions[at], np.arange(at.sum()))
