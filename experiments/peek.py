@@ -112,9 +112,8 @@ def fitted_maps(job: common.Job) -> dict[int, Linear]:
     sites = stream_sites(job.model.config.layers)
     fit = capture(
         job.model,
-        job.examples.fit,
+        mask_positions(job.examples.fit, job.mask_token),
         sites,
-        mask_token=job.mask_token,
         tokens_per_batch=common.tokens_per_batch(),
         progress="capture fit",
     )

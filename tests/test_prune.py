@@ -135,7 +135,9 @@ def test_a_model_with_maps_is_not_read_as_the_whole_model(gpt2, tmp_path):
     info = MapsInfo(**{**INFO.__dict__, "model_hash": model_hash(parameters(gpt2))})
     maps = {(1, 2): jmat.Linear(np.eye(64, dtype=np.float32))}
     surgery.save_pruned(tmp_path, gpt2, "map", (1,), maps, info)
-    with pytest.raises(ValueError, match=r"holds a pruned model: .* Read it with experiments\.tasks or jmat\.studies\.prune"):
+    with pytest.raises(
+        ValueError, match=r"holds a pruned model: .* Read it with experiments\.tasks or jmat\.studies\.prune"
+    ):
         jmat.load(tmp_path)
     assert jmat.load(tmp_path, ignore_maps=True)[0].config.layers == 4
 

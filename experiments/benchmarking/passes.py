@@ -144,7 +144,7 @@ def streaming_rows(bench: Bench) -> list[Row]:
     best = min(taken["jmat"])
     moments = run()
     maps = in_turn({"jmat": lambda: fit_jumps_to_moments(moments, config.layers)[0]}, 2)["jmat"]
-    tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
+    tokens = sum(int((batch.examples >= 0).sum()) for batch in batches)
     rows = seconds_rows("streaming", taken, tokens=tokens)
     rows += [
         {"map": "streaming", "metric": "compile_seconds", "value": max(first - best, 0.0)},

@@ -58,8 +58,9 @@ def capture(
     plan = reading_batches(model.config, split, size, row_multiple=mesh.size, alone=bool(sites))
 
     def read(batch: Batch) -> dict[str, Array]:
-        where = {"segments": batch.segments, "positions": batch.positions, "read_at": batch.read_at}
-        return run(model, batch.tokens, keep=tuple(keep), sites=sites, stop=stop, **where)[1]
+        return run(model, batch.tokens, keep=tuple(keep), sites=sites, stop=stop, read_at=batch.read_at, **batch.where)[
+            1
+        ]
 
     values = sweep(plan, read, mesh=mesh, progress=progress)
     values = {name: values[name] for name in keep}  # in the order asked for, not in that of the alphabet

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
@@ -131,9 +131,9 @@ def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
     return parts
 
 
-def token_inputs(batch: Batch) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+def token_inputs(batch: Batch) -> tuple[Tokens, Tokens, Tokens, Float[ndarray, "B T"]]:
     """Returns tokens, segments and positions, and the weight of every token: 1 where it is read, else 0."""
-    return batch.tokens, batch.segments, batch.positions, (batch.examples >= 0).astype(np.float32)
+    return batch.tokens, batch.segments, batch.positions, np.asarray(batch.examples >= 0, np.float32)
 
 
 def stream_moments(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int, Shaped
+from jaxtyping import Array, Int, Shaped
 from numpy import ndarray
 
 from jmat.runtime import hosts
@@ -33,7 +33,7 @@ class HoldsExamples(Protocol):
     """A batch on the host, which knows its examples."""
 
     @property
-    def examples(self) -> Int[ndarray, "*places"]:
+    def examples(self) -> Int[Array | ndarray, "*places"]:
         """Number of the example at each place of the batch, from 0; −1 where there is none."""
 
 

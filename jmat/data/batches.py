@@ -35,6 +35,11 @@ class Batch(NamedTuple):
     examples: Int32[Array | ndarray, "B P"]
 
     @property
+    def where(self) -> dict[str, Any]:
+        """Returns the arguments of `jmat.run` that say where each token stands: `segments` and `positions`."""
+        return {"segments": self.segments, "positions": self.positions}
+
+    @property
     def lengths(self) -> Int[Array | ndarray, " B"]:
         """Returns the number of real tokens in each row."""
         return (self.segments > 0).sum(1)

@@ -43,7 +43,7 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
 
 def following_tokens(batch: Batch) -> Int32[ndarray, "B T"]:
     """Returns the token that comes after each one in its sentence; −1 after the last one, and in padding."""
-    after, segments = (np.roll(field, -1, axis=1) for field in (batch.tokens, batch.segments))
-    known = (batch.segments > 0) & (segments == batch.segments)
+    after, segments = (np.roll(field, -1, axis=1) for field in map(np.asarray, (batch.tokens, batch.segments)))
+    known = np.asarray((batch.segments > 0) & (segments == batch.segments))
     known[:, -1] = False
     return np.where(known, after, np.int32(-1))

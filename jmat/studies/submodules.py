@@ -130,9 +130,8 @@ def ablate_heads(
 
     def finals(batch: Batch) -> list[jax.Array]:
         streams, values = _streams(model, batch), []
-        where = {"segments": batch.segments, "positions": batch.positions}
         for i in range(L):
-            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], **where)[1].values()
+            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], **batch.where)[1].values()
             heads = jnp.concatenate(parts, axis=-1)
             stand_ins = {"mat": maps[i](read), "no": jnp.zeros_like(heads)}
             for kind, h in kinds:
@@ -173,8 +172,7 @@ def run_from(
     if all(f"block.{i}.attn" in sites or f"block.{i}" in sites for i in range(start, L)):
         return run(model, gather(stream, batch.read_at), start=start, sites=sites)[0]
     last = f"block.{L - 1}"
-    where = {"segments": batch.segments, "positions": batch.positions, "read_at": batch.read_at}
-    return run(model, stream, start=start, sites=sites, keep=(last,), **where)[1][last]
+    return run(model, stream, start=start, sites=sites, keep=(last,), read_at=batch.read_at, **batch.where)[1][last]
 
 
 @dataclasses.dataclass
@@ -185,7 +183,7 @@ class _Held:
     stream: Any = None
 
     @property
-    def examples(self) -> Int[ndarray, "B P"]:
+    def examples(self) -> Int[jax.Array | ndarray, "B P"]:
         return self.batch.examples
 
     def inputs(self) -> tuple[Batch, Any]:
@@ -216,8 +214,7 @@ def refit_sequentially(
     def one_block(batch: Batch, stream: Any, i: int, sites: Mapping[str, Any], keep: tuple[str, ...] = ()) -> Any:
         where: dict[str, Any] = {}
         if contextual:
-            where = {"segments": batch.segments, "positions": batch.positions}
-            where |= {"read_at": batch.read_at} if keep else {}
+            where = batch.where | {"read_at": batch.read_at if keep else None}
         return run(model, stream, start=i, stop=i + 1, sites=sites, keep=keep, **where)
 
     def advance(i: int, sites: Mapping[str, Any]) -> None:
@@ -225,8 +222,7 @@ def refit_sequentially(
             held.stream = one_block(batch, stream, i, sites)[0]
 
     for held, batch in on_devices(own_share(plan), inputs=lambda held: held.batch, mesh=mesh):
-        where = {"segments": batch.segments, "positions": batch.positions}
-        stream = run(model, batch.tokens, stop=source, **where)[0]
+        stream = run(model, batch.tokens, stop=source, **batch.where)[0]
         held.stream = stream if contextual else gather(stream, batch.read_at)
     maps: dict[tuple[str, int], Linear] = {}
     # A part that is not fitted yet: the placeholder keeps it from being computed, only its input is read.
@@ -254,5 +250,4 @@ def _sentences(model: Transformer, split: Split, tokens_per_batch: int) -> list[
 
 
 def _streams(model: Transformer, batch: Batch) -> list[jax.Array]:
-    where = {"segments": batch.segments, "positions": batch.positions}
-    return list(run(model, batch.tokens, keep=stream_sites(model.config.layers), **where)[1].values())
+    return list(run(model, batch.tokens, keep=stream_sites(model.config.layers), **batch.where)[1].values())

@@ -157,7 +157,7 @@ def log_likelihoods(
 
     def score(given: tuple[Batch, Int[Array, "B T"]]) -> Float[Array, "B 1"]:
         batch, targets = given
-        x, _ = run(model, batch.tokens, sites=sites, segments=batch.segments, positions=batch.positions)
+        x, _ = run(model, batch.tokens, sites=sites, **batch.where)
         scores = logits(model, x)
         if predictions is not None:
             predictions.add(scores, targets >= 0)

@@ -91,8 +91,7 @@ def distil(
     def loss_of(changes, trainees, batch, start, teacher, whole):
         trained = {stretch: _trained(trainees[stretch], change) for stretch, change in changes.items()}
         sites = stand_ins(model, "map", removed, trained)
-        where = {"segments": batch.segments, "positions": batch.positions}
-        x, acts = run(model, start, start=first, sites=sites, keep=keep, **where)
+        x, acts = run(model, start, start=first, sites=sites, keep=keep, **batch.where)
         real = batch.segments > 0
         errors = sum(_error(acts[name], teacher[name], real, relative=relative) for name in keep) / len(keep)
         if whole is not None:
@@ -105,8 +104,7 @@ def distil(
     trainees: dict[Stretch, _Trainee] = {}
     before: float | None = None
     for step, (_, batch) in enumerate(on_devices(_shuffled(plan, steps, seed), mesh=mesh)):
-        where = {"segments": batch.segments, "positions": batch.positions}
-        x, acts = run(model, batch.tokens, keep=streams, **where)
+        x, acts = run(model, batch.tokens, keep=streams, **batch.where)
         if not trainees:
             ends = {stretch: tuple(acts[streams[l]] for l in stretch) for stretch in maps}
             # One after another, since each sums over the devices: see `jmat.runtime.mesh.settled`.

@@ -65,8 +65,7 @@ def compare_on_text(
 
     def compare_batch(given: tuple[Batch, Array]) -> Array:
         batch, targets = given
-        where = {"segments": batch.segments, "positions": batch.positions}
-        streams = list(run(model, batch.tokens, keep=stream_sites(L), **where)[1].values())
+        streams = list(run(model, batch.tokens, keep=stream_sites(L), **batch.where)[1].values())
 
         def predict(x: Array) -> Array:
             return logits(model, x if text.targets is None else gather(x, batch.read_at))
@@ -77,7 +76,7 @@ def compare_on_text(
         values = []
         for sites in placed:
             start = first_changed(sites, L)
-            x = run(model, streams[start], start=start, sites=sites, **where)[0] if sites else streams[L]
+            x = run(model, streams[start], start=start, sites=sites, **batch.where)[0] if sites else streams[L]
             values.append(_sums(whole, predict(x) if sites else whole, targets))
             jax.block_until_ready(values[-2:-1])  # no more than two pruned models' scores are in memory
         return jnp.stack(values, axis=1)[:, None]  # one example a row
@@ -164,11 +163,11 @@ def time_per_token(
       repeats: passes of each.
     """
     batch = text_batches(model.config, text, _TIMED_TOKENS)[0]
-    tokens, where = jnp.asarray(batch.tokens), {"mask": jnp.asarray(batch.segments > 0)}
+    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(batch.segments > 0)
     real = int(batch.lengths.sum())
 
     def timed(which: Any, sites: Mapping[str, Site]) -> Any:
-        return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, **where)[0]))
+        return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))
 
     seconds = medians({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)
     return {key: 1e6 * seconds[str(key)] / real for key in pruned}
