@@ -65,8 +65,6 @@ def main(argv: list[str]) -> None:
         cli.say(f"with --check_every={_CHECK_EVERY.value} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
-    if not hosts.is_first():
-        return
     streams, intercept = [fit[site] for site in sites], job.config["intercept"]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
     common.say_ranks(solutions)
@@ -80,6 +78,8 @@ def main(argv: list[str]) -> None:
     values = evaluate(
         job.model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress="evaluate"
     )
+    if not hosts.is_first():
+        return
 
     split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}

@@ -41,13 +41,13 @@ def main(argv: list[str]) -> None:
     L = job.model.config.layers
     statistics = fitting.read(job, targets=_TARGETS.value)
     streams = list(job.capture_eval(stream_sites(L)).values())
-    if not hosts.is_first():
-        return
     maps, n = fitting.fit_maps(job, statistics, targets=_TARGETS.value)
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     predictions = Predictions()
     values = evaluate(job.model, streams[L], shortcuts, predictions=predictions, progress="evaluate")
+    if not hosts.is_first():
+        return
     rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
     job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
     rows = noted(rows, predictions.note())

@@ -79,8 +79,6 @@ def main(argv: list[str]) -> None:
     finals = ablate(job.model, seen.eval, plans, progress="replace", **settings)
     if _HEADS.value:
         finals |= ablate_heads(job.model, seen, progress="heads", **fitting)
-    if not hosts.is_first():
-        return
     shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
     jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept, progress="fit")
     if "mat" in names:
@@ -94,6 +92,8 @@ def main(argv: list[str]) -> None:
         predictions=predictions,
         progress="evaluate",
     )
+    if not hosts.is_first():
+        return
     sentences, seed = job.examples.eval.rows, job.config["seed"]
     rows = noted(metric_rows(values, L, groups=sentences, seed=seed), predictions.note())
     rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, sentences, seed=seed))
