@@ -163,7 +163,7 @@ class Predictions:
         """Adds what the other processes have collected; all must call it, once, when all batches are added."""
         if hosts.count() == 1:
             return
-        self._counted = list(hosts.gather(np.ones(self._count(), bool)))
+        self._counted = list(hosts.gather(np.ones(self._count, bool)))
         self._tops = set(np.concatenate(hosts.gather(np.array(sorted(self._tops), np.int64))).tolist())
         apart = np.concatenate(hosts.gather(np.array([self._apart])))
         first = np.empty(0, np.float32) if self._first is None else self._first.astype(np.float32)
@@ -172,6 +172,7 @@ class Predictions:
             apart = np.append(apart, np.asarray(_likeness(np.stack(firsts), firsts[0])[1]))
         self._apart = float(np.nan_to_num(apart, nan=np.inf).max())
 
+    @property
     def _count(self) -> int:
         return sum(int(np.asarray(real).sum()) for real in self._counted)
 
@@ -180,7 +181,7 @@ class Predictions:
 
         A single example says nothing, and fewer than ten with one most likely token say nothing either.
         """
-        count = self._count()
+        count = self._count
         if count < 2 or (self._apart > _SAME and (len(self._tops) > 1 or count < _FEW)):
             return None
         if self._apart <= _SAME:
