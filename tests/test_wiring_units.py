@@ -12,9 +12,10 @@ from tokenizers import processors
 
 import jmat
 from jmat import models
+from jmat.data import corpus
 from jmat.regularizers import Regularizer
 from jmat.verify.report import Report, SiteDifference
-from tests.inside import call, loaded
+from tests.inside import call, loaded, text
 from tests.test_reference import REFERENCE
 
 
@@ -157,3 +158,35 @@ def test_variants_of_the_study():
         for kinds, weights in ((["lasso"], ["1"]), (["mse"], ["-1"]), (["mse"], ["inf"]), (["mse"], ["x"])):
             with pytest.raises(ValueError, match=r"--(kinds|weights) has"):
                 list(script.variants(kinds, weights))
+
+
+def test_a_continuation_ends_before_the_token_of_the_end(gpt2, monkeypatch):
+    _, tokenizer = jmat.load(REFERENCE / "gpt2")
+    word = tokenizer(" value")["input_ids"][0]
+    said = iter([word, tokenizer.eos_token_id])
+    with loaded("bundled_quality") as script:
+        best = lambda model, x: np.eye(len(tokenizer), dtype=np.float32)[[next(said)]]  # noqa: E731
+        monkeypatch.setattr(script.forward, "logits", best)
+        told = script.complete(gpt2, tokenizer, "Returns the", temperature=0.0, key=jax.random.key(0))
+    assert told == tokenizer.decode([*tokenizer("Returns the")["input_ids"], word])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (("--num_fit=300",), "has 260 distinct sentences"),
+        (("--piece_length=5000",), "pieces of 5000 characters"),
+        (("--corpus=docs", "--num_fit=300"), "corpus docs has 260 distinct sentences"),
+        (("--num_fit=60", "--num_eval=30"), None),
+    ],
+)
+def test_the_text_of_the_study_is_checked_before_a_model_is_trained(given, problem, monkeypatch):
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: corpus.text_sentences(text()))
+    with loaded("check_text") as script:
+        monkeypatch.setattr(sys, "argv", ["experiments.check_text"])
+        flags.FLAGS(["experiments.check_text", f"--corpus={text()}", *given])
+        if problem is None:
+            script.main([])
+        else:
+            with pytest.raises(ValueError, match=problem):
+                script.main([])
