@@ -8,11 +8,12 @@ import pytest
 from jmat import cost, mesh, tasks
 from jmat.benchmark import memory
 from jmat.benchmark.setup import random_model, shape_config
+from jmat.cross_corpus import check_sizes, over_layers
 from jmat.early_exit.report import calibration_rows
 from jmat.early_exit.thresholds import Outcome
 from jmat.peek.page import percent
 from jmat.probe import token_classes
-from tests.inside import call, text
+from tests.inside import NOTE, call, loaded, text
 
 
 @pytest.mark.parametrize("sentences", [11, 12])
@@ -91,3 +92,44 @@ def test_memory_grows_by_what_is_above_the_start(tmp_path, monkeypatch):
         "weights": 2 * cost.parameter_count(config),
         "statistics": cost.statistics_bytes(config, "all"),
     }
+
+
+@pytest.mark.parametrize(("available", "last"), [(200, [200]), (250, [250]), (300, [250, 300]), (8001, [8000, 8001])])
+def test_sizes_by_default_double_up_to_all_examples(available, last):
+    found = check_sizes([], available)
+    assert found[-len(last) :] == last
+    assert found[:-1] == [size for size in (250, 500, 1000, 2000, 4000, 8000) if size < available]
+    assert check_sizes([9, 3, 9], 10) == [3, 9]
+
+
+def test_a_mean_over_layers_has_no_value_where_a_layer_has_none():
+    label = {"map": "mat", "fit_corpus": "a", "eval_corpus": "b", "n_fit": 9}
+    values = {"r2": [0.5, None, 0.25], "surprisal": [1.0, 3.0, 5.0], "kl": [None, None, None]}
+    rows = [{**label, "metric": metric, "value": value} for metric in values for value in values[metric]]
+    found = {row["metric"]: row["value"] for row in over_layers(rows)}
+    assert found == {"r2": None, "surprisal": 3.0, "kl": None}
+
+
+def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
+    texts, files = {"one": ["a b"], "two": ["c d", "e f"]}, {"text": [], "tasks": []}
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"context": "{name}", "choices": ["a", "b"], "answer": 0}}')
+        files["text"].append(tmp_path / f"{name}.txt")
+        files["tasks"].append(tmp_path / f"{name}.jsonl")
+    asked = []
+
+    def rows(kind):
+        def of_one(model, tokenizer, name, content, **_):
+            asked.append((name, content if kind == "text" else [question.prompt for question in content]))
+            return [{kind: name, "metric": "perplexity", "value": 1.0, "note": NOTE}]
+
+        return of_one
+
+    with loaded("tasks") as script:
+        monkeypatch.setattr(script, "text_rows", rows("text"))
+        monkeypatch.setattr(script, "task_rows", rows("task"))
+        outcome = call("tasks", **files)
+    wanted = [(str(path), texts[path.stem]) for path in files["text"]]
+    assert asked == wanted + [(str(path), [path.stem]) for path in files["tasks"]]
+    assert [row.get("text", row.get("task")) for row in outcome.rows] == [name for name, _ in asked]
