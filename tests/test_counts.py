@@ -1,5 +1,6 @@
-"""Figures' n where the parts that are counted differ: odd halves, short lines, few examples, unlike texts."""
+"""Small pieces at their ends: odd halves, short lines, unlike texts, large numbers, half of an interval."""
 
+import json
 import types
 
 import numpy as np
@@ -7,12 +8,24 @@ import pytest
 
 from jmat import cost, mesh, tasks
 from jmat.benchmark import memory
+from jmat.benchmark.maps import relative
 from jmat.benchmark.setup import random_model, shape_config
+from jmat.checkpoint import parameters
 from jmat.cross_corpus import check_sizes, over_layers
+from jmat.data import sampling
+from jmat.data.encoding import SpecialTokens
+from jmat.data.sampling import skipped_tokens
 from jmat.early_exit.report import calibration_rows
 from jmat.early_exit.thresholds import Outcome
+from jmat.maps import Identity, Linear, MapsInfo, model_hash
+from jmat.notes import NO_INTERVAL, estimate
 from jmat.peek.page import percent
+from jmat.peek.predictions import _shown
 from jmat.probe import token_classes
+from jmat.prune.plans import _without
+from jmat.prune.surgery import load_pruned, save_pruned
+from jmat.r2 import pair_rows, resamples
+from jmat.results import format_table
 from tests.inside import NOTE, call, loaded, text
 
 
@@ -133,3 +146,71 @@ def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
     wanted = [(str(path), texts[path.stem]) for path in files["text"]]
     assert asked == wanted + [(str(path), [path.stem]) for path in files["tasks"]]
     assert [row.get("text", row.get("task")) for row in outcome.rows] == [name for name, _ in asked]
+
+
+@pytest.mark.parametrize("ends", [(np.nan, np.nan), (0.25, np.inf), (-np.inf, 0.75), (np.nan, 0.75), (0.25, np.nan)])
+def test_there_is_no_half_of_an_interval(ends):
+    assert estimate(0.5, 0.25, 0.75) == {"value": 0.5, "low": 0.25, "high": 0.75}
+    assert estimate(0.5, *ends) == {"value": 0.5, "note": NO_INTERVAL}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [([1, 9, 5, 9, 2], 1), ([1, 5, 6, 2], 2), ([1, 5, 2, 2], 1), ([1, 2], 1), ([5, 9], 1), ([9, 5], 0)],
+)
+def test_the_terminal_shows_the_first_mask_or_the_last_word(tokens, shown):
+    tokenizer = types.SimpleNamespace(mask_token_id=9, all_special_ids=[1, 2, 9])
+    assert _shown(np.array(tokens, np.int32), tokenizer) == shown
+    without = types.SimpleNamespace(mask_token_id=None, all_special_ids=[1, 2])
+    words = [at for at, token in enumerate(tokens) if token not in (1, 2)]
+    assert _shown(np.array(tokens, np.int32), without) == (words[-1] if words else len(tokens) - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(9999.9994, "9999.999"), (1e4, "1.00e+04"), (-2.5e4, "-2.50e+04"), (-1, "-1.000")]
+)
+def test_large_figures_are_shortened_on_both_sides_of_zero(value, said):
+    table = format_table([{"layer": 0, "map": "mat", "metric": "r2", "value": value}])
+    assert table.splitlines()[-1].split() == ["0", said]
+
+
+def test_errors_are_relative_to_what_is_exact():
+    exact = np.array([[3.0, 0.0], [0.0, 4.0]])
+    assert relative(2 * exact, exact) == pytest.approx(1.0)
+    assert relative(np.zeros((2, 2)), exact) == pytest.approx(1.0)
+    assert relative(exact + np.eye(2)[::-1] * [[1.0], [0.0]], exact) == pytest.approx(0.2)
+
+
+def test_coordinates_that_vary_at_the_first_position_alone_are_told_of_behind_it():
+    random = np.random.default_rng(0)
+    target, positions = random.standard_normal((12, 3)), np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    target[3:, 1] = 7.0
+    rows = pair_rows({}, target, target + 0.1, resamples(positions))
+    notes = {row["metric"]: row.get("note") for row in rows}
+    assert notes.pop("r2_no_first").startswith("1 of 3 coordinates of the target do not vary")
+    assert set(notes.values()) == {None}
+
+
+def test_bos_is_not_read_though_nobody_calls_it_special(monkeypatch):
+    tokenizer = types.SimpleNamespace(all_special_ids=[1, 2], unk_token_id=2)
+    before = lambda *_, masked: SpecialTokens((5,), ())  # noqa: E731
+    monkeypatch.setattr(sampling.encoding, "special_tokens", before)
+    skipped = lambda masked, skip: set(skipped_tokens(tokenizer, masked=masked, skip_special=skip))  # noqa: E731
+    assert skipped(False, None) == skipped(True, None) == skipped(False, True) == {1, 5}
+    assert skipped(False, False) == set()
+
+
+def test_what_stood_in_for_parts_of_a_removed_block_goes_with_it():
+    sites = dict.fromkeys(("block.1.ffn", "block.2", "block.3.ffn", "block.4", "block.10"), Identity())
+    assert set(_without(sites, (1, 2))) == {"block.1", "block.2", "block.3.ffn", "block.4", "block.10"}
+    assert set(_without(sites, (3, 5))) == {"block.1.ffn", "block.2", "block.3", "block.4", "block.10"}
+
+
+@pytest.mark.parametrize("method", ["map", "distil"])
+def test_a_pruned_model_says_how_its_maps_were_made(gpt2, tmp_path, method):
+    maps = {(1, 3): Linear(np.eye(64, dtype=np.float32))}
+    info = MapsInfo("name", model_hash(parameters(gpt2)), "din2023", "docs", 9, 0, "float32")
+    save_pruned(tmp_path, gpt2, method, [2, 1], maps, info)
+    about = json.loads((tmp_path / "pruned.json").read_text("utf-8"))
+    assert about == {"method": method, "removed": [1, 2], "blocks": "1-2"}
+    assert set(load_pruned(tmp_path)[2]) == {"block.1", "block.2"}
