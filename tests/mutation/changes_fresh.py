@@ -405,8 +405,14 @@ CHANGES = [
     ),
     Change(
         "experiments/linearity.py",
-        'for extreme in ("least_linear", "most_linear"):\n        found = [row for row in own if row.get("extreme") == extreme][:8]',
-        'for extreme in ("least_linear", "most_linear"):\n        found = [row for row in own if row.get("extreme")][:8]',
+        (
+            'for extreme in ("least_linear", "most_linear"):\n        found = [row for row '
+            'in own if row.get("extreme") == extreme][:8]'
+        ),
+        (
+            'for extreme in ("least_linear", "most_linear"):\n        found = [row for row '
+            'in own if row.get("extreme")][:8]'
+        ),
         "the most linear tokens are printed as the least",
         (
             "test_wiring_linearity.py test_kept.py test_counts.py test_linearity.py test_linearity_rows.py "
@@ -458,7 +464,10 @@ CHANGES = [
     Change(
         "experiments/tasks.py",
         "for path, questions in tasks.items():\n        rows += task_rows(model, tokenizer, path, questions,",
-        "for path, questions in reversed(tasks.items()):\n        rows += task_rows(model, tokenizer, path, tasks[_TASKS.value[0]],",
+        (
+            "for path, questions in reversed(tasks.items()):\n        rows += "
+            "task_rows(model, tokenizer, path, tasks[_TASKS.value[0]],"
+        ),
         "all tasks are the first one",
         "test_counts.py test_wiring_units.py",
     ),
