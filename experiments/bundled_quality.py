@@ -30,8 +30,9 @@ from jmat.checkpoint.load import load
 from jmat.data import corpus
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import encode, special_tokens, text_tokens
-from jmat.metrics.predictions import bootstrap_counts, bootstrap_mean, bootstrap_ratio
-from jmat.report.notes import Predictions, estimate, with_note
+from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import estimate, with_note
 from jmat.report.results import format_table, write_results
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path

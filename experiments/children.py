@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jmat.capture.snapshots import Terminated
+from jmat.runtime.stopping import Terminated
 
 _LIFELINE = "JMAT_LIFELINE"  # names the child's end of a pipe whose other end only the parent has
 _PATIENCE = 60  # seconds that a child has to save what it has done

@@ -9,15 +9,16 @@ from typing import Any, NoReturn, TextIO
 
 import absl.logging
 from absl import app
+from matplotlib.figure import Figure
 
 from experiments.children import end_with_parent
 from experiments.streams import lasting_streams
-from jmat.capture.snapshots import Terminated
 from jmat.report.notes import format_notes
+from jmat.report.plots import save_figure
 from jmat.runtime import hosts
-from jmat.runtime.checkpoints import EXIT_INTERRUPTED, EXIT_TERMINATED
 from jmat.runtime.errors import NothingToDrawError, printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
+from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 
 # JAX takes 32 bits of a seed: larger ones would repeat smaller ones.
 LARGEST_SEED = 2**32 - 1
@@ -69,10 +70,10 @@ def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
         print(line)
 
 
-def drawn(path: pathlib.Path, draw: Callable[..., None], results: Mapping[str, Any], *given: Any, **how: Any) -> str:
+def drawn(path: pathlib.Path, draw: Callable[..., Figure], results: Mapping[str, Any], *given: Any, **how: Any) -> str:
     """Draws a figure from results; returns its name for the list of files, or says why there is none."""
     try:
-        draw(results, *given, path, **how)
+        save_figure(draw(results, *given, **how), path)
     except NothingToDrawError as error:
         say(f"{path.name} is left out: {error}")
         return ""

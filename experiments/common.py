@@ -14,16 +14,17 @@ from absl import flags
 
 from experiments import cli
 from experiments.cli import say
-from jmat.capture.activations import capture, check_examples, target_tokens
+from jmat.capture.activations import capture, check_examples
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
-from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples
+from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples, mask_positions, target_tokens
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
-from jmat.maps.files import Linear, MapsInfo, save_maps
+from jmat.maps.files import MapsInfo, save_maps
 from jmat.maps.least_squares import Solution
+from jmat.maps.types import Linear
 from jmat.report.results import package_version, write_results
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
@@ -390,7 +391,7 @@ def capture_one(
 ) -> dict[str, np.ndarray]:
     """Activations of a model at the examples of one part, whose name the progress bar shows; by site."""
     per_batch, progress = tokens_per_batch(), f"capture {name}"
-    return capture(model, split, keep, mask_token=mask_token, tokens_per_batch=per_batch, progress=progress)
+    return capture(model, mask_positions(split, mask_token), keep, tokens_per_batch=per_batch, progress=progress)
 
 
 def tokens_per_batch() -> int:

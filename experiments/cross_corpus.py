@@ -20,8 +20,8 @@ from absl import flags
 
 from experiments import cli, common
 from experiments.file_flags import define_files
-from jmat.capture.activations import stream_sites
 from jmat.data.corpus import named_corpus
+from jmat.models.sites import stream_sites
 from jmat.report.results import format_table
 from jmat.runtime import hosts
 from jmat.studies.cross_corpus import check_sizes, cross_rows, fit_sizes, over_layers, plot_learning_curve, plot_pairs
@@ -58,8 +58,6 @@ def main(argv: list[str]) -> None:
         streams = {layer: fit[site] for layer, site in sites.items()}
         fits += fit_sizes(corpus, streams, sizes, intercept=job.config["intercept"], seed=seed, progress="fit")
         held_out[corpus] = {layer: evaluation[site] for layer, site in sites.items()}
-    if not hosts.is_first():
-        return
     for found in fits:
         if found.problem:
             cli.say(f"{found.n} examples of {found.corpus}, {found.problem}")
@@ -69,6 +67,8 @@ def main(argv: list[str]) -> None:
         rows += cross_rows(
             job.model, fits, corpus, streams, groups=sentences, seed=seed, progress=f"evaluate on {corpus}"
         )
+    if not hosts.is_first():
+        return
     results = job.finish(rows, text={corpus: each.text() for corpus, each in jobs.items()})
     name = job.config["model"]
     title = f"{name}: mat fitted on one corpus, evaluated on another"

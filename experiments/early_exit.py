@@ -32,14 +32,17 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import stream_sites
-from jmat.maps.files import Identity
-from jmat.report.notes import Predictions, noted
+from jmat.data.examples import mask_positions
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
 from jmat.report.results import format_table
 from jmat.runtime import hosts
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
-from jmat.studies.layer_jump import evaluate, fit_jumps
+from jmat.studies.evaluation import evaluate
 
 flags.adopt_module_key_flags(common)
 _CHECK_EVERY = flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)
@@ -62,8 +65,6 @@ def main(argv: list[str]) -> None:
         cli.say(f"with --check_every={_CHECK_EVERY.value} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
-    if not hosts.is_first():
-        return
     streams, intercept = [fit[site] for site in sites], job.config["intercept"]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
     common.say_ranks(solutions)
@@ -77,6 +78,8 @@ def main(argv: list[str]) -> None:
     values = evaluate(
         job.model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress="evaluate"
     )
+    if not hosts.is_first():
+        return
 
     split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
@@ -86,7 +89,7 @@ def main(argv: list[str]) -> None:
     rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
         cli.say("timing passes that stop")
-        sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
+        sample = mask_positions(split, job.mask_token), min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
     rows = noted(rows, predictions.note())

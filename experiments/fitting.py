@@ -7,13 +7,13 @@ from absl import flags
 from jax import local_device_count
 
 from experiments import cli, common, passes
-from jmat.capture.activations import stream_sites
 from jmat.capture.moments import Moments
-from jmat.capture.stream import collect, stream_moments
-from jmat.maps.files import Linear
-from jmat.maps.jumps_from_moments import choose_route, fit_jumps_to_moments, jump_pairs, memory_of_activations
+from jmat.capture.stream import stream_moments
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
+from jmat.maps.types import Linear
 from jmat.models.cost import statistics_bytes
-from jmat.studies.layer_jump import fit_jumps
+from jmat.models.sites import stream_sites
+from jmat.studies.routes import choose_route, memory_of_activations
 
 flags.adopt_module_key_flags(passes)
 flags.DEFINE_enum(
@@ -45,7 +45,8 @@ def read(job: common.Job, *, targets: str = "all") -> Moments | list[np.ndarray]
         return stream_moments(job.model, batches, pairs, snapshots=passes.snapshots(job), progress="read fit")
     if tokens == "sampled":
         return list(common.capture_one(job.model, split, sites, job.mask_token, "fit").values())
-    return list(collect(job.model, passes.packed(job, split, tokens), sites, progress="capture fit").values())
+    every_token = split.with_examples(passes.tokens_read(job, split, tokens))  # which masked models read unmasked
+    return list(common.capture_one(job.model, every_token, sites, None, "fit").values())
 
 
 def fit_maps(

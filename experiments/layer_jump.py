@@ -16,13 +16,14 @@ with the same flags.
 from absl import flags
 
 from experiments import cli, common, fitting
-from jmat.capture.activations import stream_sites
-from jmat.maps.files import Identity
-from jmat.report.notes import Predictions, noted
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import format_table
 from jmat.runtime import hosts
-from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fitting)
@@ -40,13 +41,13 @@ def main(argv: list[str]) -> None:
     L = job.model.config.layers
     statistics = fitting.read(job, targets=_TARGETS.value)
     streams = list(job.capture_eval(stream_sites(L)).values())
-    if not hosts.is_first():
-        return
     maps, n = fitting.fit_maps(job, statistics, targets=_TARGETS.value)
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     predictions = Predictions()
     values = evaluate(job.model, streams[L], shortcuts, predictions=predictions, progress="evaluate")
+    if not hosts.is_first():
+        return
     rows = metric_rows(values, L, groups=job.examples.eval.rows, seed=job.config["seed"])
     job.save_maps({f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}, n)
     rows = noted(rows, predictions.note())

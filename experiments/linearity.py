@@ -29,12 +29,12 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common, passes
-from jmat.capture.activations import check_examples, stream_sites
+from jmat.capture.activations import check_examples
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
-from jmat.data.packing import Batch
+from jmat.data.batches import Batch
 from jmat.models import fields_among
-from jmat.models.sites import SUBMODULES
+from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.plots import plot_r2
 from jmat.report.results import format_table
 from jmat.runtime import hosts
@@ -126,7 +126,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
 
 def tokens_in(batches: list[Batch]) -> int:
     """Returns the number of tokens that are read."""
-    return sum(int((batch.targets >= 0).sum()) for batch in batches)
+    return sum(int((batch.examples >= 0).sum()) for batch in batches)
 
 
 def decoder(job: common.Job) -> Any:

@@ -9,12 +9,11 @@ import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import mask_positions
 from jmat.capture.snapshots import Snapshots, discard
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions
 from jmat.checkpoint import parameters
-from jmat.data.examples import Split
-from jmat.data.packing import Batch
+from jmat.data.batches import Batch
+from jmat.data.examples import Split, mask_positions
 from jmat.data.sampling import skipped_tokens
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
@@ -35,9 +34,7 @@ TOKENS = ("sampled", "all")
 
 def as_read(job: common.Job, split: Split, tokens: str) -> Split:
     """The sentences as the model sees them: a masked model reads `sampled` positions under the mask, `all` unmasked."""
-    if tokens == "sampled" and job.mask_token is not None:
-        return mask_positions(split, job.mask_token)
-    return split
+    return mask_positions(split, job.mask_token) if tokens == "sampled" else split
 
 
 def tokens_read(job: common.Job, split: Split, tokens: str) -> np.ndarray:

@@ -18,14 +18,18 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
+from jmat.data.examples import mask_positions
 from jmat.forward import logits
-from jmat.maps.files import Identity, Linear, load_maps
-from jmat.report.notes import Predictions, noted
+from jmat.maps.files import load_maps
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity, Linear
+from jmat.metrics.predictions import Predictions
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
 from jmat.runtime.files import save_atomically
-from jmat.studies.layer_jump import fit_jumps
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
 
@@ -65,7 +69,7 @@ def main(argv: list[str]) -> None:
     sentences = _SENTENCES.value or [without_gap(text, job.tokenizer, masked) for text in DEFAULT_SENTENCES]
     split = all_positions(sentences, job.tokenizer, max_length=job.model.config.num_positions, masked=masked)
     linear = saved_maps(job, _MAPS.value, layers) if _MAPS.value else fitted_maps(job)
-    acts = capture(job.model, split, stream_sites(L), mask_token=job.mask_token)
+    acts = capture(job.model, mask_positions(split, job.mask_token), stream_sites(L))
     shortcuts: dict[str, dict[int, Any]] = {
         "id": {layer: Identity() for layer in layers},
         "mat": {layer: linear[layer] if layer < L else Identity() for layer in layers},
@@ -108,9 +112,8 @@ def fitted_maps(job: common.Job) -> dict[int, Linear]:
     sites = stream_sites(job.model.config.layers)
     fit = capture(
         job.model,
-        job.examples.fit,
+        mask_positions(job.examples.fit, job.mask_token),
         sites,
-        mask_token=job.mask_token,
         tokens_per_batch=common.tokens_per_batch(),
         progress="capture fit",
     )

@@ -42,8 +42,7 @@ from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import corpus, encoding, packing
 from jmat.report.notes import with_note
 from jmat.report.results import read_results, write_results
-from jmat.runtime import checkpoints as resume
-from jmat.runtime import mesh
+from jmat.runtime import checkpoints, mesh, stopping
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_folder
 from jmat.runtime.folders import OutputFolder, check_output_folder, output_path
@@ -156,7 +155,7 @@ def language_model_loss(arch: str, tokenizer: Any, regularizer: Regularizer) -> 
 
 def train(
     state: training.TrainState,
-    step_fn: Callable[[training.TrainState, packing.Batch], tuple[training.TrainState, jax.Array]],
+    step_fn: Callable[[training.TrainState, packing.TrainingBatch], tuple[training.TrainState, jax.Array]],
     data: Any,
     log: Callable[[int, str, float], None],
     evaluate: Callable[[Any], dict[str, float]],
@@ -179,7 +178,7 @@ def train(
             state, loss = step_fn(state, batch)
             if terminated is None:  # until the first step is compiled and done, there is nothing to save
                 jax.block_until_ready(loss)
-                terminated = stack.enter_context(resume.sigterm_received())
+                terminated = stack.enter_context(stopping.sigterm_received())
             losses.append((done, loss))
             intervals = (_LOG_EVERY.value, _EVAL_EVERY.value, checkpoint_every, _KEEP_EVERY.value or steps)
             writes = done == steps or bool(terminated) or any(done % every == 0 for every in intervals)
@@ -237,8 +236,8 @@ def main(argv: list[str]) -> None:
     optimizer = training.make_optimizer(kind=settings["optimizer"], steps=steps, **schedule)
     state = mesh.replicate(devices, training.init_state(models.build(config, nnx.Rngs(seed)), optimizer))
     every, averaged = settings["checkpoint_every"], settings["average_checkpoints"]
-    checkpoints = resume.open_checkpoints(claim.path("checkpoints"), keep=averaged + 1)
-    state = resume.restore(checkpoints, state, say=cli.say)
+    manager = checkpoints.open_checkpoints(claim.path("checkpoints"), keep=averaged + 1)
+    state = checkpoints.restore(manager, state, say=cli.say)
     first = int(state.step)
     history = read_rows(out, first)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.model))
@@ -254,10 +253,10 @@ def main(argv: list[str]) -> None:
         check_weights(state)
         save_tokenizer(claim.path("model"), new_files)
         write_results(out, "pretrain", settings, history)
-        for step in checkpoints.all_steps():
+        for step in manager.all_steps():
             if step % every:  # what SIGTERM left would take the place of one that is to be averaged
-                checkpoints.delete(step)
-        resume.save(checkpoints, int(state.step), state)
+                manager.delete(step)
+        checkpoints.save(manager, int(state.step), state)
 
     step_fn = training.make_train_step(loss, optimizer, seed)
     evaluate = training.make_evaluate(plain, watched, batch_size, devices)
@@ -265,13 +264,13 @@ def main(argv: list[str]) -> None:
     try:
         state, finished = train(state, step_fn, sharded, log, evaluate, save, keep, every, steps)
     finally:
-        checkpoints.wait_until_finished()
+        manager.wait_until_finished()
     if not finished:
-        checkpoints.close()
+        manager.close()
         print(f"Stopped by SIGTERM after {int(state.step)} steps; start again with the same flags to go on.")
-        sys.exit(resume.EXIT_TERMINATED)
-    model = state.model if averaged == 1 else resume.mean(checkpoints, state, averaged).model
-    checkpoints.close()
+        sys.exit(stopping.EXIT_TERMINATED)
+    model = state.model if averaged == 1 else checkpoints.mean(manager, state, averaged).model
+    manager.close()
     save_tokenizer(claim.path("model"), new_files)  # where the last step had been taken before
     checkpoint.save_model(out / "model", model, dtype="float16")
     held_out = packing.pack(pairs["eval"], length)

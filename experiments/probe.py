@@ -20,10 +20,11 @@ import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import check_examples, stream_sites, target_tokens
+from jmat.capture.activations import check_examples
 from jmat.checkpoint.load import load
 from jmat.data.corpus import sentences_fingerprint
-from jmat.data.examples import Examples
+from jmat.data.examples import Examples, target_tokens
+from jmat.models.sites import stream_sites
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import format_table
 from jmat.studies.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes

@@ -34,10 +34,10 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import find
-from jmat.maps.files import Linear
+from jmat.data.text import whole_sentences
+from jmat.maps.types import Linear
 from jmat.report.results import format_table
 from jmat.studies.prune.heal import LOSSES
-from jmat.studies.prune.measure import whole_sentences
 from jmat.studies.prune.merge import FEATURES
 from jmat.studies.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher
 from jmat.studies.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows

@@ -12,7 +12,7 @@ model. --fit_tokens and --route are as for layer_jump.
 from absl import flags
 
 from experiments import cli, common, fitting
-from jmat.capture.activations import stream_sites
+from jmat.models.sites import stream_sites
 from jmat.report.plots import plot_r2
 from jmat.report.results import format_table
 from jmat.runtime import hosts

@@ -23,11 +23,11 @@ from typing import Any
 from absl import flags
 
 from experiments import cli
+from experiments.pretraining.reported import BY_LAYER, MEASURES, reported
 from experiments.steps import step
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import format_table, write_results
 from jmat.runtime.folders import check_output_folder, output_path
-from jmat.study import BY_LAYER, MEASURES, reported
 from jmat.training.penalties import KINDS
 
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")

@@ -2,7 +2,8 @@
 
 from jmat.checkpoint.load import load
 from jmat.forward import logits, run
-from jmat.maps.files import Constant, Identity, Linear, Zero, load_maps, save_maps
+from jmat.maps.files import load_maps, save_maps
+from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.models.edits import Add, At, Edit, Scale
 
 __all__ = [

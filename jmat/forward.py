@@ -99,9 +99,11 @@ def run(
     if isinstance(inputs, Batch):
         if mask is not None or segments is not None or positions is not None:
             raise ValueError("a Batch has its own segments and positions: leave out mask, segments and positions.")
-        inputs, segments, positions = inputs.tokens, inputs.segments, inputs.positions
+        tokens, segments, positions = inputs.tokens, inputs.segments, inputs.positions
+    else:
+        tokens = inputs
 
-    fields = (inputs, start, mask, segments, positions, type_ids)
+    fields: tuple[Any, ...] = (tokens, start, mask, segments, positions, type_ids)
     pads = {"pad_length": all(is_any_length(*item) for item in sites.items()), "pad_rows": not sites}
     given, spans = prepare(config, *fields, **pads)
     sites = {name: _settle(name, site, model, spans) for name, site in sites.items()}

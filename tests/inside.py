@@ -26,9 +26,11 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
 from jmat.maps.files import load_maps
-from jmat.metrics import predictions as metrics
-from jmat.report.notes import AGREEMENT, Predictions
-from jmat.runtime import checkpoints as resume  # noqa: F401 (`resume` imports orbax)
+from jmat.metrics import bootstrap
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import AGREEMENT
+from jmat.runtime import checkpoints  # noqa: F401 (imports orbax)
+from tests import kept
 from tests.test_reference import REFERENCE
 
 _WORDS = (
@@ -46,10 +48,12 @@ _OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of
 class Outcome:
     """What a run has left."""
 
+    name: str
     out: pathlib.Path
     printed: str
     said: str
     figures: tuple[Figure, ...]
+    collected: tuple[tuple[int, float], ...] = ()  # of predictions that notes are on: how many, and how certain
 
     @functools.cached_property
     def results(self) -> dict[str, Any]:
@@ -96,14 +100,23 @@ def _call(script, words) -> Outcome:
         figures.append(figure)
         pathlib.Path(file).write_bytes(b"\x89PNG")
 
+    collected: dict[int, list[Any]] = {}  # with the object itself, so that no other one gets its id
+
+    def add(predictions, logits, real=None, *, to=Predictions.add):
+        probabilities = jax.nn.softmax(np.asarray(logits, np.float32), -1).max(-1)
+        kept_ones = np.ones(probabilities.shape, bool) if real is None else np.asarray(real, bool)
+        collected.setdefault(id(predictions), [predictions]).append(np.asarray(probabilities)[kept_ones])
+        to(predictions, logits, real)
+
     arguments = [f"experiments.{script}", *words, f"--out={out}"]
     printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with _as_before(), loaded(script) as module, mock.patch.object(sys, "argv", arguments):
         try:
             with (
                 mock.patch.object(Figure, "savefig", savefig),
+                mock.patch.object(Predictions, "add", add),
                 mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
-                mock.patch.object(metrics, "_count_chunks", wraps=metrics._count_chunks) as draw,
+                mock.patch.object(bootstrap, "_count_chunks", wraps=bootstrap._count_chunks) as draw,
                 mock.patch.object(module.cli, "print_notes", wraps=module.cli.print_notes) as print_notes,
                 contextlib.redirect_stdout(printed),
                 contextlib.redirect_stderr(said),
@@ -115,10 +128,13 @@ def _call(script, words) -> Outcome:
     texts = [stream.buffer.getvalue().decode("utf-8") for stream in (printed, said)]
     if code:
         raise ValueError(f"{script} ended with {code}: {texts[1]}")
-    outcome = Outcome(out, *texts, tuple(figures))
+    certainties = [np.concatenate(parts) for _, *parts in collected.values()]
+    collected_ones = tuple((len(p), float(p.mean())) for p in certainties if len(p))
+    outcome = Outcome(kept.name_of(script, words), out, *texts, tuple(figures), collected_ones)
     wanted = next((int(word.partition("=")[2]) for word in words if word.startswith("--seed=")), 0)
     assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, "resamples by --seed"
     _check_notes(script, outcome, [each.args[0] for each in print_notes.call_args_list])
+    kept.check(outcome)
     return outcome
 
 

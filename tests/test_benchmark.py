@@ -20,15 +20,16 @@ from experiments.benchmarking.setup import (
     sentences_of,
     shape_config,
 )
-from jmat.capture.activations import capture, reading_batches, stream_sites
+from jmat.capture.activations import capture
 from jmat.capture.moments import zeros
+from jmat.capture.reading import reading_batches
 from jmat.capture.stream import stream_moments
 from jmat.checkpoint import parameters
-from jmat.maps.jumps_from_moments import fit_jumps_to_moments
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments
 from jmat.models import build, cost
 from jmat.models.flops import block_flops
+from jmat.models.sites import stream_sites
 from jmat.runtime.timing import in_turn
-from jmat.studies.layer_jump import fit_jumps
 from jmat.studies.linearity.measure import step_pairs, stored_linearity
 from tests.scripts import rows_of, run
 
@@ -133,7 +134,7 @@ def test_transformers_reads_the_same_streams(saved, attention):
     folder, model = saved
     split = random_sentences(40, TINY.vocab_size, seed=0)
     ours = capture(model, split, stream_sites(L), tokens_per_batch=256)
-    batches = reading_batches(TINY, split, None, 256)
+    batches = reading_batches(TINY, split, 256, alone=True)
     theirs = rivals.torch_streams(folder, batches, attention, "float32")()
     for site, stream in list(zip(ours, theirs, strict=True))[:-1]:  # transformers' last one is normed
         np.testing.assert_allclose(ours[site], stream, atol=1e-5)

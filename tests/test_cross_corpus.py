@@ -9,7 +9,7 @@ import pytest
 from jmat.data import save_examples
 from jmat.data.examples import Examples, Split
 from jmat.forward import logits
-from jmat.metrics.predictions import r2_score
+from jmat.metrics.r2 import r2_score
 from jmat.studies import cross_corpus
 from tests.intervals import by_hand
 from tests.scripts import on, run

@@ -246,7 +246,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     }
     maps = {l: f"map {l}" for l in range(L + 1)}
     words = np.array([3, 4])
-    rows = timing_rows(model, maps, words, EVERY, outcomes, (split, None, count), "jmat", level=0.75)
+    rows = timing_rows(model, maps, words, EVERY, outcomes, (split, count), "jmat", level=0.75)
 
     mean_length = np.mean(split.positions + 1)
     whole, lengths, positions = padded(split, count, causal=True)

@@ -13,10 +13,10 @@ import jmat.studies.tasks
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import encoding, make_examples
 from jmat.data.sampling import skipped_tokens
+from jmat.data.text import whole_sentences
 from jmat.models import read_config
 from jmat.studies.peek.predictions import all_positions
 from jmat.studies.probe import labelled_examples
-from jmat.studies.prune.measure import whole_sentences
 from jmat.studies.verify.report import make_batches
 from tests import llama_tokenizer
 from tests.test_reference import REFERENCE

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file, save_file
 
 import jmat
 from experiments import steps
+from experiments.pretraining.reported import reported
 from jmat.checkpoint import parameters
 from jmat.data.examples import fingerprint, load_examples
 from jmat.maps.files import load_maps
 from jmat.runtime.digests import model_hash
-from jmat.study import reported
 from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_linearity import cut_examples
 from tests.test_reference import REFERENCE, WEIGHTS, check

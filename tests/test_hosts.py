@@ -13,11 +13,12 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments import common
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split, load_examples, save_examples
 from jmat.maps.files import load_maps
+from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
-from jmat.runtime.checkpoints import EXIT_TERMINATED
+from jmat.runtime.stopping import EXIT_TERMINATED
 from tests.scripts import ROOT, rows_of, steps
 from tests.test_reference import REFERENCE
 

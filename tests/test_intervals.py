@@ -9,17 +9,18 @@ from transformers import AutoTokenizer
 from jmat import models
 from jmat.data.examples import Split
 from jmat.maps.from_moments import Linearity
+from jmat.metrics.r2 import usual_coordinates
 from jmat.models.flops import exit_flops
 from jmat.studies import tasks
 from jmat.studies.early_exit.report import LEVELS, saved_rows
 from jmat.studies.early_exit.rows import METRICS, Reading, exit_rows
 from jmat.studies.early_exit.thresholds import Outcome
-from jmat.studies.layer_jump import metric_rows
+from jmat.studies.evaluation import metric_rows
 from jmat.studies.linearity.measure import Measured, PerToken, step_pairs
 from jmat.studies.linearity.report import difference_rows, linearity_rows, resampled
 from jmat.studies.probe import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
-from jmat.studies.r2 import pair_rows, resamples, usual_coordinates
+from jmat.studies.r2 import pair_rows, resamples
 from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jmat.capture.moments import update, zeros
-from jmat.maps.files import Identity, Linear
-from jmat.maps.jumps_from_moments import fit_jumps_to_moments, jump_pairs
-from jmat.studies.layer_jump import evaluate, fit_jumps
+from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
+from jmat.maps.types import Identity, Linear
+from jmat.studies.evaluation import evaluate
 
 N, D, L = 80, 6, 3
 

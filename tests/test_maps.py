@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jmat.maps.files import Constant, Identity, Linear, MapsInfo, Zero, load_maps, save_maps
+from jmat.maps.files import MapsInfo, load_maps, save_maps
+from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.runtime.digests import model_hash
 
 INFO = MapsInfo(

@@ -11,9 +11,9 @@ from sklearn.metrics import r2_score
 from jmat.capture import moments as module
 from jmat.capture.moments import check_finite, merge, second_moments, update, zeros
 from jmat.maps import from_moments as from_moments
-from jmat.maps.files import Identity, Linear
 from jmat.maps.from_moments import anisotropy, fit, linearity, r2
 from jmat.maps.least_squares import lstsq
+from jmat.maps.types import Identity, Linear
 
 PAIRS = [("x", "y"), ("x", "z"), ("y", "z")]
 D = 12

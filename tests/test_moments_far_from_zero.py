@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jmat.capture.moments import mean, second_moments, spread, update, zeros
-from jmat.maps.files import Identity, Linear
 from jmat.maps.from_moments import linearity, r2
+from jmat.maps.types import Identity, Linear
 
 D, N = 5, 400
 

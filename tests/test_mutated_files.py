@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from jmat.data.examples import Examples, save_examples
-from jmat.maps.files import Linear, MapsInfo, save_maps
+from jmat.maps.files import MapsInfo, save_maps
+from jmat.maps.types import Linear
 from tests import families, hf, mutated_files
 from tests.scripts import ROOT
 from tests.splits import make_split

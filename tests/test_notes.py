@@ -9,12 +9,12 @@ import pytest
 
 import jmat
 from jmat.capture.stream import all_positions, packed_batches, stream_moments
-from jmat.maps.files import Identity, Linear
 from jmat.maps.from_moments import r2 as streaming_r2
-from jmat.metrics.predictions import bootstrap_mean, bootstrap_ratio
-from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, Predictions, format_notes, noted
-from jmat.studies import cross_corpus, tasks
-from jmat.studies import layer_jump as jumps
+from jmat.maps.types import Identity, Linear
+from jmat.metrics.bootstrap import bootstrap_mean, bootstrap_ratio
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, format_notes, noted
+from jmat.studies import cross_corpus, evaluation, tasks
 from jmat.studies.early_exit.report import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome, layers_saved
 from jmat.studies.linearity import report
@@ -88,12 +88,12 @@ def test_a_model_that_does_not_read_is_noted_wherever_predictions_are_compared(g
     model = spoil(gpt2)
     predictions = Predictions()
     shortcuts = {("id", 0): (Identity(), VARIED)}
-    values = jumps.evaluate(model, VARIED, shortcuts, predictions=predictions)
-    rows = noted(jumps.metric_rows(values, 4), predictions.note())
+    values = evaluation.evaluate(model, VARIED, shortcuts, predictions=predictions)
+    rows = noted(evaluation.metric_rows(values, 4), predictions.note())
     assert {row["value"] for row in rows if row["metric"] == "precision@1"} == {1}
     assert all(SAME in row["note"] for row in rows)
     alive = Predictions()
-    jumps.evaluate(gpt2, VARIED, shortcuts, predictions=alive)
+    evaluation.evaluate(gpt2, VARIED, shortcuts, predictions=alive)
     assert alive.note() is None
 
     fit = cross_corpus.Fit("a", 40, {0: Linear(np.eye(64, dtype=np.float32))}, "")
@@ -181,8 +181,8 @@ def test_one_sentence_has_values_and_no_interval():
     labels = {"fit": np.array([*"aabbab"]), "eval": np.array([*"abbabb"])}
     rows += probe_rows(streams, streams, labels, groups=one)
     rows += quality_rows({0: Sums(*np.full((4, 1), 0.5))}, {0: {}})
-    read = {metric: np.ones(6, np.float32) for metric in jumps.METRICS}
-    rows += jumps.metric_rows({("mat", 0): read}, 4, groups=one)
+    read = {metric: np.ones(6, np.float32) for metric in evaluation.METRICS}
+    rows += evaluation.metric_rows({("mat", 0): read}, 4, groups=one)
     assert all(row["value"] is not None and "low" not in row and NO_INTERVAL in row["note"] for row in rows)
 
 
@@ -195,16 +195,16 @@ def test_calibration_on_one_sentence_says_what_it_lacks():
 
 
 def test_an_infinite_divergence_leaves_the_other_figures():
-    read = {metric: np.ones(4, np.float32) for metric in jumps.METRICS}
+    read = {metric: np.ones(4, np.float32) for metric in evaluation.METRICS}
     read["kl"][2] = np.inf
-    rows = {row["metric"]: row for row in jumps.metric_rows({("mat", 0): read}, 4)}
+    rows = {row["metric"]: row for row in evaluation.metric_rows({("mat", 0): read}, 4)}
     assert (rows["kl"]["value"], rows["kl"]["note"]) == (None, OVERFLOWS)
     assert rows["precision@1"]["value"] == 1
 
 
 def test_equally_likely_tokens_are_noted():
-    read = {metric: np.ones(4, np.float32) for metric in jumps.METRICS} | {"gap": np.array([0, 0.5, 0, 0.1])}
-    rows = {row["metric"]: row for row in jumps.metric_rows({("mat", 0): read}, 4)}
+    read = {metric: np.ones(4, np.float32) for metric in evaluation.METRICS} | {"gap": np.array([0, 0.5, 0, 0.1])}
+    rows = {row["metric"]: row for row in evaluation.metric_rows({("mat", 0): read}, 4)}
     assert "at 2 of 4 examples the two most likely tokens are equally so" in rows["precision@1"]["note"]
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from experiments.benchmarking.rows import Goal, paired_row, ratio_row, seconds_rows
+from experiments.pretraining.reported import reported
 from jmat import models
 from jmat.forward import run
 from jmat.models import cost
+from jmat.studies.routes import bytes_in_words
 from jmat.studies.verify import report as verify
 from jmat.studies.verify.report import FACTOR, TOLERANCE, Batch, SiteDifference
-from jmat.study import reported
 
 D, L, H, F, N = 8, 3, 2, 20, 1000
 FIELDS = {"n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "vocab_size": 50, "n_positions": 16}
@@ -53,7 +54,7 @@ def test_a_batch_holds_the_hidden_layer_before_and_after_its_activation(model_ty
 
 
 def test_bytes_in_words():
-    assert [cost.bytes_in_words(size) for size in (1.5e9, 1e9, 2e7, 1e6, 300e3)] == [
+    assert [bytes_in_words(size) for size in (1.5e9, 1e9, 2e7, 1e6, 300e3)] == [
         "1.5 GB", "1.0 GB", "20 MB", "1 MB", "300 kB",
     ]  # fmt: skip
 

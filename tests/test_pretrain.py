@@ -17,8 +17,7 @@ from transformers import AutoTokenizer
 from jmat import checkpoint, forward, models
 from jmat.data import packing
 from jmat.report.results import read_results
-from jmat.runtime import checkpoints as resume
-from jmat.runtime import mesh
+from jmat.runtime import checkpoints, mesh
 from jmat.training import train as training
 from jmat.training.penalties import KINDS, Regularizer
 from tests.scripts import kill_after, start
@@ -47,7 +46,7 @@ def packed():
 def test_packing_keeps_every_sentence_whole_and_wastes_little():
     batch = packed()
     texts = []
-    for tokens, targets, segments, positions in zip(*batch, strict=True):
+    for tokens, segments, positions, targets in zip(*batch, strict=True):
         for segment in range(1, segments.max() + 1):
             at = segments == segment
             np.testing.assert_array_equal(positions[at], np.arange(at.sum()))
@@ -64,9 +63,9 @@ def test_packing_keeps_every_sentence_whole_and_wastes_little():
 def test_every_epoch_has_other_rows_and_equally_many():
     pairs = packing.next_tokens(SENTENCES, END)
     first, again, other = (packing.pack(pairs, T, (0, epoch)) for epoch in (0, 0, 1))
-    np.testing.assert_array_equal(first.inputs, again.inputs)
+    np.testing.assert_array_equal(first.tokens, again.tokens)
     assert first.rows == other.rows
-    assert sorted(map(tuple, first.inputs)) != sorted(map(tuple, other.inputs))
+    assert sorted(map(tuple, first.tokens)) != sorted(map(tuple, other.tokens))
 
 
 @pytest.mark.parametrize("sentences", [[], [[1, 2], []]])
@@ -100,16 +99,16 @@ def test_masking_is_berts():
     again = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
     jax.tree.map(np.testing.assert_array_equal, masked, again)
     other = packing.mask_tokens(batch, jax.random.key(2), mask_id=mask_id, vocab_size=V)
-    assert (np.asarray(other.inputs) != np.asarray(masked.inputs)).any(1).mean() > 0.9
+    assert (np.asarray(other.tokens) != np.asarray(masked.tokens)).any(1).mean() > 0.9
     weights = np.asarray(masked.weights) > 0
-    original = np.take_along_axis(batch.inputs, np.asarray(masked.places), 1)[weights]
-    seen = np.take_along_axis(np.asarray(masked.inputs), np.asarray(masked.places), 1)[weights]
+    original = np.take_along_axis(batch.tokens, np.asarray(masked.places), 1)[weights]
+    seen = np.take_along_axis(np.asarray(masked.tokens), np.asarray(masked.places), 1)[weights]
     np.testing.assert_array_equal(np.asarray(masked.targets)[weights], original)
     assert (original >= 5).all()
     assert weights.sum() / (batch.targets >= 0).sum() == pytest.approx(0.15, abs=0.003)
     assert (seen == mask_id).mean() == pytest.approx(0.8 + 0.1 / V, abs=0.015)
     assert (seen == original).mean() == pytest.approx(0.1 + 0.1 / V, abs=0.012)
-    changed = np.asarray(masked.inputs) != batch.inputs
+    changed = np.asarray(masked.tokens) != batch.tokens
     assert changed.sum() == (seen != original).sum()
 
 
@@ -118,7 +117,7 @@ def test_masked_loss_is_that_of_the_whole_sentence_at_the_masked_places():
     batch = packing.pack(packing.same_tokens([[2, *s[:10], 3] for s in SENTENCES], specials=range(5)), T)
     total, count, _ = training.masked_lm_loss(4)(model, batch, key)
     masked = packing.mask_tokens(batch, key, mask_id=4, vocab_size=V)
-    x, _ = forward.run(model, masked.inputs, segments=batch.segments)
+    x, _ = forward.run(model, masked.tokens, segments=batch.segments)
     log_probs = np.asarray(jax.nn.log_softmax(forward.logits(model, x)))
     rows = np.arange(batch.rows)[:, None]
     expected = -(log_probs[rows, masked.places, masked.targets] * np.asarray(masked.weights)).sum()
@@ -200,7 +199,7 @@ def test_muon_orthogonalizes_the_blocks_matrices_alone():
 def test_regularizers_are_their_formulas(kind):
     model, batch = gpt2(), packed()
     names = ("embed", "block.0", "block.1")
-    _, acts = forward.run(model, batch.inputs, segments=batch.segments, positions=batch.positions, keep=names)
+    _, acts = forward.run(model, batch.tokens, segments=batch.segments, positions=batch.positions, keep=names)
     h = np.stack([np.asarray(acts[name], np.float64)[batch.segments > 0] for name in names])
     cos = (h[1:] * h[:-1]).sum(-1) / np.linalg.norm(h[1:], axis=-1) / np.linalg.norm(h[:-1], axis=-1)
     penalties = {
@@ -219,7 +218,7 @@ def test_a_penalty_on_jumps_shortens_them():
     def distance(regularizer):
         loss = functools.partial(training.causal_lm_loss, regularizer=regularizer)
         model = after_steps(mesh.data_mesh(jax.devices()[:1]), loss=loss, steps=8)[0].model
-        x, acts = forward.run(model, packed().inputs, keep=("embed",))
+        x, acts = forward.run(model, packed().tokens, keep=("embed",))
         return float(jnp.square(x - acts["embed"]).mean())
 
     assert distance(Regularizer("mse", 5.0)) < 0.8 * distance(Regularizer())
@@ -241,36 +240,36 @@ def test_a_batch_that_does_not_split_is_refused():
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):
-    manager = resume.open_checkpoints(tmp_path)
-    assert resume.restore(manager, {"a": jnp.ones(3)})["a"].shape == (3,)
-    resume.save(manager, 7, {"a": jnp.arange(3.0)})
+    manager = checkpoints.open_checkpoints(tmp_path)
+    assert checkpoints.restore(manager, {"a": jnp.ones(3)})["a"].shape == (3,)
+    checkpoints.save(manager, 7, {"a": jnp.arange(3.0)})
     manager.wait_until_finished()
-    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
-    resume.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
+    np.testing.assert_array_equal(checkpoints.restore(manager, {"a": jnp.ones(3)})["a"], [0, 1, 2])
+    checkpoints.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
     manager.wait_until_finished()
-    np.testing.assert_array_equal(resume.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
-    np.testing.assert_array_equal(resume.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
+    np.testing.assert_array_equal(checkpoints.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
+    np.testing.assert_array_equal(checkpoints.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
     with pytest.raises(ValueError, match="cannot be restored"):
-        resume.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
+        checkpoints.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
     manager.close()
 
 
 def test_a_damaged_checkpoint_is_left_out(tmp_path):
     state, said = {"a": jnp.ones(999)}, []
-    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path)) as manager:
         for step in (1, 2):
-            resume.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
+            checkpoints.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
             manager.wait_until_finished()
     largest = max((path for path in (tmp_path / "2").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    with contextlib.closing(resume.open_checkpoints(tmp_path)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path)) as manager:
         with pytest.raises(
             ValueError, match=r"checkpoint 2 in .* is damaged: its arrays are not those that were saved"
         ):
-            resume.mean(manager, state, 2)
-        restored = resume.restore(manager, state, say=said.append)
+            checkpoints.mean(manager, state, 2)
+        restored = checkpoints.restore(manager, state, say=said.append)
         np.testing.assert_array_equal(restored["a"], jax.random.normal(jax.random.key(1), 999))
         assert "checkpoint 2 in" in said[0]
         assert manager.all_steps() == [1]
@@ -279,18 +278,20 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path):
 @pytest.mark.parametrize(("of", "under"), [(2, 3), (1, 3), (3, 9)])
 def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
     state, said = {"step": jnp.zeros((), jnp.int32), "a": jnp.ones(3)}, []
-    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         for step in (1, 2, 3):
-            resume.save(manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)})
+            checkpoints.save(
+                manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)}
+            )
             manager.wait_until_finished()
     shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
     shutil.copytree(tmp_path / f"{of}", tmp_path / f"{under}")
-    with contextlib.closing(resume.open_checkpoints(tmp_path, keep=4)) as manager:
+    with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         with pytest.raises(
             ValueError, match=f"checkpoint {under} in .* is that of step {of} under another number: del"
         ):
-            resume.mean(manager, state, 2)
-        restored = resume.restore(manager, state, say=said.append)
+            checkpoints.mean(manager, state, 2)
+        restored = checkpoints.restore(manager, state, say=said.append)
         right = {2: 2, 1: 2, 3: 3}[of]
         assert int(restored["step"]) == right
         np.testing.assert_array_equal(restored["a"], np.full(3, right))

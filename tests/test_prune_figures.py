@@ -12,11 +12,13 @@ from flax import nnx
 import jmat
 from jmat import checkpoint, models
 from jmat.data.examples import Split
-from jmat.maps.files import Linear, MapsInfo
+from jmat.data.text import whole_sentences
+from jmat.maps.files import MapsInfo
+from jmat.maps.types import Linear
 from jmat.runtime.digests import model_hash
 from jmat.studies.prune import heal, measure, plans, report, surgery
 from jmat.studies.prune.heal import distil
-from jmat.studies.prune.measure import Sums, cost, time_per_token, whole_sentences
+from jmat.studies.prune.measure import Sums, cost, time_per_token
 from jmat.studies.prune.stand_ins import stand_ins
 
 D, F, V, T, L = 8, 32, 50, 16, 12
@@ -188,12 +190,14 @@ def test_kl_is_measured_on_as_many_sentences_as_asked_for(monkeypatch):
 
 def test_settings_reach_the_distillation(monkeypatch):
     given = {}
-    monkeypatch.setattr(plans, "distil", lambda *_, **settings: given.update(settings) or {})
+    monkeypatch.setattr(plans, "distil", lambda model, split, maps, **how: given.update(how, split=split) or {})
     how = plans.How(method="distil", score="angular", distil_steps=7, learning_rate=0.5, kl_weight=0.25, seed=11)
     how = dataclasses.replace(how, distil_loss="plain")
     list(plans.prune(teacher()._replace(mask_token=4), how, 1))
     given.pop("log")
-    expected = {"steps": 7, "learning_rate": 0.5, "kl_weight": 0.25, "loss": "plain", "seed": 11, "mask_token": 4}
+    masked = given.pop("split")  # as the model reads it
+    assert (masked.tokens[masked.starts + masked.positions] == 4).all()
+    expected = {"steps": 7, "learning_rate": 0.5, "kl_weight": 0.25, "loss": "plain", "seed": 11}
     assert given == expected
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from jmat.maps.files import Linear
-from jmat.studies.r2 import pair_rows, r2_rows, resamples, usual_coordinates
+from jmat.maps.types import Linear
+from jmat.metrics.r2 import usual_coordinates
+from jmat.studies.r2 import pair_rows, r2_rows, resamples
 
 
 @pytest.fixture

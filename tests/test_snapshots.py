@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jmat.capture import stream as passes
-from jmat.capture.snapshots import Snapshots, Terminated, discard, go_on
+from jmat.capture.snapshots import Snapshots, discard, go_on
 from jmat.capture.stream import all_positions, packed_batches, partial_moments
 from jmat.data.examples import Split
+from jmat.runtime.stopping import Terminated
 from tests.scripts import kill_after, on, rows_of, start, steps
 from tests.test_linearity import cut_examples
 

@@ -5,14 +5,16 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.forward import logits
-from jmat.maps.files import Identity
+from jmat.maps.jumps import fit_jumps
+from jmat.maps.types import Identity
 from jmat.metrics.predictions import confidences
+from jmat.models.sites import stream_sites
 from jmat.studies.early_exit.report import padded, top_words
 from jmat.studies.early_exit.stopping import ExitRule, check, run_until_sure
 from jmat.studies.early_exit.thresholds import exit_layers
-from jmat.studies.layer_jump import evaluate, fit_jumps
+from jmat.studies.evaluation import evaluate
 from tests import hf
 from tests.families import BY_NAME
 

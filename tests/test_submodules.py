@@ -5,11 +5,11 @@ import pytest
 from flax import nnx
 
 from jmat import forward, models
-from jmat.capture.activations import capture, stream_sites
+from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split
-from jmat.maps.files import Identity, Linear, Zero
-from jmat.models.sites import SUBMODULES
-from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.maps.types import Identity, Linear, Zero
+from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import resamples
 from jmat.studies.submodules import (
     ABLATIONS,

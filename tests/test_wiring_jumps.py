@@ -6,7 +6,7 @@ import pytest
 from jmat.checkpoint import parameters
 from jmat.data import corpus, hub_corpora
 from jmat.data.examples import fingerprint
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.runtime.digests import model_hash
 from tests.by_hand import Lab, r2, same
 from tests.inside import call, loaded, text

@@ -13,7 +13,7 @@ from experiments.pretraining import ngram
 from jmat import models
 from jmat.checkpoint import parameters
 from jmat.data import corpus, packing
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.studies import tasks
 from jmat.training import train as training
 from jmat.training.penalties import Regularizer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat.maps.files import Zero
+from jmat.maps.types import Zero
 from jmat.models.sites import SUBMODULES
 from tests.by_hand import Lab, affine, log_p, r2, same
 from tests.inside import call, text

@@ -13,11 +13,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import jmat
-from jmat.capture.activations import target_tokens
 from jmat.checkpoint import parameters
 from jmat.data import Examples, save_examples
-from jmat.maps.files import Identity
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.data.examples import target_tokens
+from jmat.maps.types import Identity
+from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.studies.probe import labelled_examples, token_classes
 from jmat.studies.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same

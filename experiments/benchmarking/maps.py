@@ -12,14 +12,13 @@ from numpy import ndarray
 from experiments.benchmarking import rivals
 from experiments.benchmarking.rows import Goal, Row, missing_row, paired_row, seconds_rows
 from experiments.benchmarking.setup import Bench, random_streams
-from jmat.capture.activations import stream_sites
 from jmat.capture.moments import Moments, update, zeros
 from jmat.maps.from_moments import fit
-from jmat.maps.jumps_from_moments import jump_pairs
+from jmat.maps.jumps import fit_jumps, jump_pairs
 from jmat.maps.least_squares import lstsq
 from jmat.models import cost
+from jmat.models.sites import stream_sites
 from jmat.runtime.timing import in_turn, seconds
-from jmat.studies.layer_jump import fit_jumps
 from jmat.studies.linearity.measure import stored_linearity
 
 Problem = tuple[Float[ndarray, "N D"], Float[ndarray, "N D"]]  # X and Y

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from jmat.data import docstrings, hub_corpora
 from jmat.runtime.cache import cached
 from jmat.runtime.digests import short_hash
-from jmat.runtime.files import save_atomically
+from jmat.runtime.files import save_atomically, text_lines
 from jmat.runtime.names import known_name
 from jmat.runtime.progress import track
 
@@ -152,35 +152,6 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
     if not sentences:
         raise ValueError(f"{path} holds no text; expected one sentence or paragraph a line.")
     return sentences
-
-
-def text_lines(path: str | os.PathLike[str]) -> list[str]:
-    """All lines of a text file, without the space at their ends; raises as `file_text`."""
-    return [line.strip() for line in file_text(path).split("\n")]
-
-
-def file_text(path: str | os.PathLike[str]) -> str:
-    """Returns what a text file holds, without a byte-order mark.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is a folder, not UTF-8, or holds NUL characters.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no text file {path}.")
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
-    try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
-    if (at := text.find("\0")) >= 0:  # UTF-16 without a byte-order mark is valid UTF-8 with NUL behind every letter
-        raise ValueError(
-            f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no plain text, or UTF-16: "
-            "convert it to UTF-8, for example with iconv -f UTF-16LE -t UTF-8."
-        )
-    return text
 
 
 _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's

@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jmat.data.corpus import text_lines
 from jmat.data.encoding import check_text
+from jmat.runtime.files import text_lines
 
 Item = TypeVar("Item")
 

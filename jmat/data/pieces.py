@@ -9,7 +9,7 @@ from the rest.
 import os
 import random
 
-from jmat.data.corpus import file_text
+from jmat.runtime.files import file_text
 
 
 def draw_pieces(
@@ -25,7 +25,7 @@ def draw_pieces(
       seed: of the draw.
 
     Raises:
-      FileNotFoundError, ValueError: as `jmat.data.corpus.file_text`; or there are fewer pieces.
+      FileNotFoundError, ValueError: as `jmat.runtime.files.file_text`; or there are fewer pieces.
     """
     if min(length, num_fit, num_eval) < 1:
         raise ValueError(f"{length=}, {num_fit=}, {num_eval=}: each must be at least 1.")

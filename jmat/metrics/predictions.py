@@ -5,15 +5,16 @@ nats. Non-finite logits give NaN in every value of that example, never a perfect
 """
 
 import functools
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from numpy import ndarray
 
-# Resamples are drawn in chunks of about this many counts (16 MB).
-_CHUNK = 2_000_000
+from jmat.metrics.bootstrap import check_finite
+from jmat.runtime import hosts
 
 
 @functools.partial(jax.jit, static_argnames=("ks",))
@@ -93,122 +94,8 @@ def perplexity(nats: Float[Array | np.ndarray, "*N"], weights: Float[Array | np.
     values = np.asarray(nats, np.float64)
     importance = np.ones_like(values) if weights is None else np.asarray(weights, np.float64)
     values, importance = values[importance != 0], importance[importance != 0]
-    _check_finite("cross entropies", values)
+    check_finite("cross entropies", values)
     return float(np.exp(np.average(values, weights=importance)))
-
-
-def r2_score(
-    Y: Float[Array | np.ndarray, "N D"], Y_hat: Float[Array | np.ndarray, "N D"], *, variance_weighted: bool = False
-) -> float:
-    """Coefficient of determination of each coordinate, `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, averaged over the D coordinates.
-
-    The average is uniform, or weighted by the coordinates' variances in Y. As in scikit-learn, a coordinate that is
-    constant in Y scores 1 where it is predicted exactly and 0 elsewhere, with weight 0 unless all are. In float64.
-
-    Raises ValueError if the shapes differ, there are fewer than two examples, or a value is not finite.
-    """
-    if Y.shape != Y_hat.shape or len(Y) < 2:
-        raise ValueError(f"expected Y and Y_hat of one shape [N, D] with N >= 2, got {Y.shape} and {Y_hat.shape}")
-    wide = np.asarray(Y, np.float64)
-    error = np.sum(np.square(wide - np.asarray(Y_hat, np.float64)), axis=0)
-    spread = np.sum(np.square(wide - wide.mean(axis=0)), axis=0)
-    _check_finite("coordinates' errors and variances", np.stack([error, spread]))
-    spread[wide.max(axis=0) == wide.min(axis=0)] = 0  # the mean of equal numbers may differ from them by rounding
-    varies = spread > 0
-    scores = np.where(varies, 1 - error / np.where(varies, spread, 1), error == 0)
-    return float(np.average(scores, weights=spread if variance_weighted and varies.any() else None))
-
-
-def varying(values: Float[Array | np.ndarray, "N D"]) -> Bool[np.ndarray, " D"]:
-    """Returns which coordinates differ between examples, by any amount; the others have no R²."""
-    if len(values) == 0:
-        return np.zeros(values.shape[1], bool)
-    return np.asarray(values.max(axis=0) != values.min(axis=0))
-
-
-def bootstrap_mean(
-    values: Float[Array | np.ndarray, "N *M"],
-    *,
-    groups: Int[np.ndarray, " N"] | None = None,
-    confidence: float = 0.95,
-    samples: int = 1000,
-    seed: int = 0,
-) -> tuple[Float[np.ndarray, "*M"], Float[np.ndarray, "*M"], Float[np.ndarray, "*M"]]:
-    """Mean over the examples with its percentile bootstrap interval: `(mean, low, high)`, in float64.
-
-    All columns are resampled together, so a difference of columns may be given as one more column: it is then paired.
-    `groups` are resampled whole: the examples of one sentence are no independent ones. A single example, or group, has
-    no interval: `low` and `high` are NaN.
-
-    Raises ValueError if there are no examples, or a value is not finite: leaving such examples out would be a choice.
-    """
-    data = np.asarray(values, np.float64)
-    if not 0 < confidence < 1 or samples < 1:
-        raise ValueError(f"expected 0 < confidence < 1 and samples >= 1, got {confidence} and {samples}")
-    _check_finite("values", data)
-    mean = np.asarray(data.mean(axis=0))
-    if len(np.unique(np.arange(len(data)) if groups is None else groups)) < 2:
-        unknown = np.full_like(mean, np.nan)
-        return mean, unknown, unknown
-    flat = (data - mean).reshape(len(data), -1)
-    chunks = _count_chunks(len(data), samples, seed, groups)
-    shifts = np.concatenate([counts @ flat / counts.sum(1, keepdims=True) for counts in chunks])
-    ends = mean + np.percentile(shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0).reshape(2, *mean.shape)
-    low, high = np.clip(ends, data.min(axis=0), data.max(axis=0))  # a share is not below 0, not by rounding either
-    return mean, np.asarray(low), np.asarray(high)
-
-
-def bootstrap_counts(
-    n: int, *, groups: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
-) -> Float[np.ndarray, "S N"]:
-    """Returns how often each of n examples is drawn in each resample; the same ones that `bootstrap_mean` uses."""
-    return np.concatenate(list(_count_chunks(n, samples, seed, groups)))
-
-
-def bootstrap_ratio(
-    sums: Float[np.ndarray, " N"], counts: Float[np.ndarray, " N"], drawn: Float[np.ndarray, "S N"]
-) -> tuple[float, float, float]:
-    """`Σ sums / Σ counts` with its 95 % interval, `(value, low, high)`: a mean over parts of unequal sizes.
-
-    `drawn` says how often each part is drawn (`bootstrap_counts`). A single part has no interval: NaN.
-    """
-    low, high = percentiles((drawn @ sums) / (drawn @ counts), drawn)
-    return float(sums.sum() / counts.sum()), low, high
-
-
-def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]) -> tuple[float, float]:
-    """Returns the ends of the 95 % interval of a figure under bootstrap resamples.
-
-    NaN where there is nothing to resample, all draws being of one sentence, and where the figure is not finite under
-    some resample.
-    """
-    # Row by row, since the first one that differs settles it: `drawn` has millions of numbers.
-    if not np.isfinite(values).all() or all(np.array_equal(row, drawn[0]) for row in drawn):
-        return float("nan"), float("nan")
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _count_chunks(
-    n: int, samples: int, seed: int, groups: Int[np.ndarray, " N"] | None
-) -> Iterator[Float[np.ndarray, "S N"]]:
-    rng = np.random.default_rng(seed)
-    group = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
-    drawn = int(group.max()) + 1
-    size = max(1, _CHUNK // n)
-    for start in range(0, samples, size):
-        draws = [rng.integers(drawn, size=drawn) for _ in range(min(size, samples - start))]
-        yield np.stack([np.bincount(draw, minlength=drawn)[group] for draw in draws]).astype(np.float64)
-
-
-def _check_finite(what: str, values: np.ndarray) -> None:
-    if values.size == 0:
-        raise ValueError(f"no {what} to average: at least one example is needed")
-    bad = np.count_nonzero(~np.isfinite(values))
-    if bad:
-        raise ValueError(
-            f"{bad} of {values.size} {what} are NaN or infinite: there is no mean; find out where they arise"
-        )
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -222,3 +109,86 @@ def _is_distribution(log_p: Array) -> Array:
 
 def _pick(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+_SAME = 1e-4  # nats; predictions of a model that reads its text differ by thousands of times as much
+
+
+_FEW = 10  # so few examples can have the same most likely token by chance
+
+
+@jax.jit
+def _likeness(logits: Float[Array, "N V"], first: Float[Array, " V"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+    """Returns each example's most likely token, and how far its log-probabilities are from those of `first` (nats)."""
+    p, other = (jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1) for scores in (logits, first))
+    # A token that both exclude has a logarithm of minus infinity in both.
+    apart = jnp.where(p == other, 0, jnp.abs(p - other))
+    return logits.argmax(-1).astype(jnp.int32), apart.max(-1)
+
+
+class Predictions:
+    """Collects what a model predicts, to tell whether it depends on the text at all.
+
+    Weights of zero, or a norm's epsilon that overflows, make every stand-in agree with the model perfectly.
+    """
+
+    def __init__(self) -> None:
+        self._first: ndarray | None = None
+        self._tops: set[int] = set()
+        self._counted: list[Any] = []
+        self._apart = 0.0
+
+    def add(self, logits: Float[Array | ndarray, "*N V"], real: Bool[Array | ndarray, "*N"] | None = None) -> None:
+        """Adds examples' logits. Once two have differed it waits for nothing, and costs nothing.
+
+        Args:
+            logits: of the whole model.
+            real: which examples count; default: all.
+        """
+        self._counted.append(np.ones(logits.shape[:-1], bool) if real is None else real)
+        if self._apart > _SAME and len(self._tops) > 1:
+            return
+        counts = np.asarray(self._counted[-1]).reshape(-1)
+        if not counts.any():
+            return
+        if self._first is None:
+            self._first = np.asarray(logits).reshape(-1, logits.shape[-1])[int(counts.argmax())]
+        # Not before: a reshaped array of logits is a copy of them.
+        flat = jnp.asarray(logits).reshape(-1, logits.shape[-1])
+        tops, apart = (np.asarray(each)[counts] for each in _likeness(flat, self._first))
+        self._tops |= set(np.unique(tops).tolist())
+        self._apart = max(self._apart, float(np.nan_to_num(apart, nan=np.inf).max()))
+
+    def meet_hosts(self) -> None:
+        """Adds what the other processes have collected; all must call it, once, when all batches are added."""
+        if hosts.count() == 1:
+            return
+        self._counted = list(hosts.gather(np.ones(self._count, bool)))
+        self._tops = set(np.concatenate(hosts.gather(np.array(sorted(self._tops), np.int64))).tolist())
+        apart = np.concatenate(hosts.gather(np.array([self._apart])))
+        first = np.empty(0, np.float32) if self._first is None else self._first.astype(np.float32)
+        firsts = [each for each in hosts.gather(first) if each.size]
+        if firsts:
+            apart = np.append(apart, np.asarray(_likeness(np.stack(firsts), firsts[0])[1]))
+        self._apart = float(np.nan_to_num(apart, nan=np.inf).max())
+
+    @property
+    def _count(self) -> int:
+        return sum(int(np.asarray(real).sum()) for real in self._counted)
+
+    def note(self) -> str | None:
+        """Returns one sentence where all examples have the same prediction, or the same most likely token; else None.
+
+        A single example says nothing, and fewer than ten with one most likely token say nothing either.
+        """
+        count = self._count
+        if count < 2 or (self._apart > _SAME and (len(self._tops) > 1 or count < _FEW)):
+            return None
+        if self._apart <= _SAME:
+            same, cause = "the model predicts the same", "its predictions do not depend on the text"
+        else:
+            same = f"the model's most likely token is the same ({min(self._tops)})"
+            cause = "it does not depend on the text"
+        return (
+            f"{same} at all {count} places: {cause}, or all examples are alike; agreement and accuracy say nothing here"
+        )

@@ -173,11 +173,3 @@ def batch_bytes(config: ModelConfig, tokens: int, row_length: int, *, bytes_per_
     scores = config.heads * row_length * (4 + bytes_per_value)
     wide = 2 * 8 * D
     return tokens * (streams + max(hidden, scores, wide))
-
-
-def bytes_in_words(size: float | int) -> str:
-    """1.5 GB, 20 MB, 300 kB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if size >= unit:
-            return f"{size / unit:.{1 if unit == 1e9 else 0}f} {name}"
-    return f"{size / 1e3:.0f} kB"

@@ -44,6 +44,10 @@ class Context(NamedTuple):
 class NeedsContext:
     """Marks a stand-in that is called as `site(x, context)`, all others being called as `site(x)`."""
 
+    def __call__(self, x: Any, context: Any) -> Any:
+        """Returns what stands in for the part's output."""
+        raise NotImplementedError
+
 
 class IgnoresInput:
     """Marks a stand-in that does not look at its input: `site.fill(shape)` is called instead of `site(x)`.
@@ -80,7 +84,8 @@ class Edit:
         if not callable(f):
             raise ValueError(f"Edit takes a function of the site's value; got a {type(f).__name__}.")
         is_tree = not jax.tree_util.all_leaves([f])
-        self._tree, self._function = (f, None) if is_tree else (None, f)
+        self._tree: Any = f if is_tree else None  # in tracing, a pytree's leaves can be anything
+        self._function: Callable[..., jax.Array] | None = None if is_tree else f
 
     def __call__(self, y: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
         return self.f(y)
@@ -240,13 +245,12 @@ def apply_site(
     return _checked(name, site, value, shape, x if y is None else y).astype(dtype)
 
 
-def _change(
-    site: Site, y: jax.Array | None, x: jax.Array, shape: tuple[Any, ...], context: Context | None
-) -> jax.Array:
+def _change(site: Any, y: Any, x: jax.Array, shape: tuple[Any, ...], context: Context | None) -> jax.Array:
     """Returns what an edit makes of y, or what a stand-in makes of x."""
+    if isinstance(site, Edit) and isinstance(site.f, NeedsContext):
+        return site.f(y, context)
     if isinstance(site, EDITS):
-        needs_context = isinstance(site, Edit) and isinstance(site.f, NeedsContext)
-        return site.f(y, context) if needs_context else site(y)
+        return site(y)
     if isinstance(site, IgnoresInput):
         return site.fill(shape)
     return site(x, context) if isinstance(site, NeedsContext) else site(x)
@@ -257,8 +261,9 @@ def _apply_at(name: str, at: At, y: jax.Array, x: jax.Array, context: Context | 
     axis, columns = 2 if is_square(name) else 1, at.positions
     inside = jnp.minimum(columns, y.shape[axis] - 1)  # a column past the row's end changes nothing: it is dropped below
     before = gather(y, inside, axis=axis)
-    if isinstance(at.site, NeedsContext):  # looks at all tokens
-        value = gather(_checked(name, at.site, at.site(x, context), y.shape, x), inside, axis=axis)
+    site: Any = at.site
+    if isinstance(site, NeedsContext):  # looks at all tokens
+        value = gather(_checked(name, site, site(x, context), y.shape, x), inside, axis=axis)
     else:
         seen = before if is_edit(at.site) else gather(x, inside, axis=x.ndim - 2 if name.endswith("pattern") else 1)
         value = _change(at.site, before, seen, before.shape, context)

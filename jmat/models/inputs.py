@@ -19,7 +19,7 @@ from jmat.models.edits import Context
 from jmat.runtime.shapes import rung
 
 _MOST_ROWS = 32  # batches of more rows come from loops, which have few shapes anyway
-_NOWHERE = np.int32(2**30)  # a column past the end of any row
+_NOWHERE = 2**30  # a column past the end of any row
 
 
 @dataclasses.dataclass(frozen=True)

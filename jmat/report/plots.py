@@ -1,6 +1,7 @@
 """Figures drawn from results.json alone, so that they can be drawn again without the model.
 
-plot_by_layer(read_results("runs/layer_jump-gpt2"), ("precision@1", "surprisal"), "figure.png")
+figure = plot_by_layer(read_results("runs/layer_jump-gpt2"), ("precision@1", "surprisal"))
+save_figure(figure, "figure.png")
 """
 
 import pathlib
@@ -54,14 +55,12 @@ _SHARES = ("precision@", "recall@")
 _UNITS = {"surprisal": "nats", "kl": "nats", "cross_entropy": "nats"}
 
 
-def plot_layer_jump(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_layer_jump(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and surprisal."""
-    plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), path, title=title)
+    return plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), title=title)
 
 
-def plot_by_layer(
-    results: Mapping[str, Any], metrics: Sequence[str], path: str | pathlib.Path, *, title: str = ""
-) -> None:
+def plot_by_layer(results: Mapping[str, Any], metrics: Sequence[str], *, title: str = "") -> Figure:
     """One panel a metric: source layer 0..L across, one line a map, with its interval as a band.
 
     Rows with a `layer` and a `target` are drawn; those of single heads (`mat_head.3`) are left out.
@@ -92,10 +91,10 @@ def plot_by_layer(
                 panel.tick_params(labelleft=False)  # the same axis as the panel before
         legend(figure, [key(name, look) for name, look in looks.items()])
 
-    draw(path, fill, title=title, size=(2.3 * len(metrics) + 0.4, 2.9))
+    return draw(fill, title=title, size=(2.3 * len(metrics) + 0.4, 2.9))
 
 
-def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "", metric: str = "r2") -> None:
+def plot_r2(results: Mapping[str, Any], *, title: str = "", metric: str = "r2") -> Figure:
     """Heat maps side by side, one a map: source layer i down, target j across, r2 in colour and, if it fits, in digits.
 
     Raises NothingToDrawError if there is nothing to draw.
@@ -119,10 +118,10 @@ def plot_r2(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str 
         figure.colorbar(image, ax=list(panels), label=f"{metric} (negative values shown as 0)", shrink=0.85, pad=0.02)
 
     side = float(np.clip(0.4 * L, 3.0, 5.5))
-    draw(path, fill, title=title, size=(len(names) * side + 1.2, side + 0.7))
+    return draw(fill, title=title, size=(len(names) * side + 1.2, side + 0.7))
 
 
-def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_early_exit(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Precision@1 against mean blocks run, and against FLOPs: dynamic exit, cheap check and fixed exit, `mat` and `id`.
 
     Raises NothingToDrawError if there is nothing to draw.
@@ -163,7 +162,7 @@ def plot_early_exit(results: Mapping[str, Any], path: str | pathlib.Path, *, tit
         ]
         legend(figure, [*maps, *styles])
 
-    draw(path, fill, title=title, size=(8.4, 3.7))
+    return draw(fill, title=title, size=(8.4, 3.7))
 
 
 def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> tuple[list[float | int], list[Row]]:
@@ -175,18 +174,28 @@ def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> t
     return [at[key] for key in order], [hits[key] for key in order]
 
 
-def draw(path: str | pathlib.Path, fill: Callable[[Figure], None], *, title: str, size: tuple[float, float]) -> None:
-    """Makes a figure, lets `fill` draw in it, and writes it as PNG; no global state of matplotlib is changed."""
+def draw(fill: Callable[[Figure], None], *, title: str, size: tuple[float, float]) -> Figure:
+    """Returns a new figure of a size in inches, in which `fill` has drawn.
+
+    No global state of matplotlib is changed.
+    """
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         fill(figure)
         if title:
             figure.suptitle(title, fontsize=11)
-        save_atomically(
-            pathlib.Path(path),
-            lambda temporary: figure.savefig(temporary, dpi=200, format="png", bbox_inches="tight", pad_inches=0.06),
-        )
+    return figure
+
+
+def save_figure(figure: Figure, path: str | pathlib.Path) -> None:
+    """Writes a figure as PNG, whole or not at all."""
+
+    def write(temporary: pathlib.Path) -> None:
+        figure.savefig(temporary, dpi=200, format="png", bbox_inches="tight", pad_inches=0.06)
+
+    with mpl.rc_context(_STYLE):  # ticks are made when the figure is written
+        save_atomically(pathlib.Path(path), write)
 
 
 def _looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, tuple[str, str]]:

@@ -1,10 +1,7 @@
 """Saves and restores Orbax checkpoints of a run's state, from which a killed run goes on."""
 
-import contextlib
 import pathlib
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +14,6 @@ State = TypeVar("State")
 
 _HASH = "hash"  # of all arrays: Orbax reads a file with a flipped bit as it is
 _CHUNK = 2**26  # bytes that are compressed at once
-EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
 def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:
@@ -83,23 +79,6 @@ def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
     """The mean of the last `count` checkpoints (of all, where there are fewer), array by array."""
     states = [restore(manager, state, step) for step in sorted(manager.all_steps())[-count:]]
     return jax.tree.map(lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states)
-
-
-@contextlib.contextmanager
-def sigterm_received() -> Iterator[list[int]]:
-    """A list that is empty until SIGTERM comes; meanwhile the signal does not end the process.
-
-    Outside the main thread, where Python lets nobody catch signals, it stays empty.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _by_path(state: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pathlib
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,32 @@ def local_path(name: str) -> pathlib.Path | None:
         return pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser()))
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, the home of a user whom there is not
         return None
+
+
+def text_lines(path: str | os.PathLike[str]) -> list[str]:
+    """All lines of a text file, without the space at their ends; raises as `file_text`."""
+    return [line.strip() for line in file_text(path).split("\n")]
+
+
+def file_text(path: str | os.PathLike[str]) -> str:
+    """Returns what a text file holds, without a byte-order mark.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is a folder, not UTF-8, or holds NUL characters.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no text file {path}.")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
+    if (at := text.find("\0")) >= 0:  # UTF-16 without a byte-order mark is valid UTF-8 with NUL behind every letter
+        raise ValueError(
+            f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no plain text, or UTF-16: "
+            "convert it to UTF-8, for example with iconv -f UTF-16LE -t UTF-8."
+        )
+    return text

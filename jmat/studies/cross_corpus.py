@@ -14,13 +14,14 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from numpy import ndarray
 
-from jmat.maps.files import Identity, Linear
-from jmat.maps.least_squares import factorise_each
-from jmat.metrics.predictions import r2_score, varying
-from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, Predictions, noted
+from jmat.maps.least_squares import checked, factorise_each
+from jmat.maps.types import Identity, Linear
+from jmat.metrics.predictions import Predictions
+from jmat.metrics.r2 import r2_score, varying
+from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, noted
 from jmat.report.plots import draw, key, legend, line
 from jmat.runtime.progress import track
-from jmat.studies.layer_jump import evaluate, metric_rows
+from jmat.studies.evaluation import evaluate, metric_rows
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
 SIZES = (250, 500, 1000, 2000, 4000, 8000)
@@ -64,7 +65,7 @@ def fit_sizes(
     layers, fits = sorted(streams.keys() - {final}), []
     for n in track(list(sizes), progress):
         chosen = order[:n]
-        maps, problem, target = {}, "", streams[final][chosen]
+        maps, problem, target = {}, "", checked("Y", streams[final][chosen])
         sources = factorise_each([streams[layer][chosen] for layer in layers], intercept=intercept)
         for layer, source in zip(layers, sources, strict=True):
             solution = source.solve(target, residual=False)
@@ -146,7 +147,7 @@ def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 _LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "os^DvPX", strict=True)]
 
 
-def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+def plot_pairs(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Heat maps, a panel a metric: fit corpus down (below them `id`), evaluation corpus across, mean over the layers.
 
     The maps are those fitted on the most examples.
@@ -169,7 +170,7 @@ def plot_pairs(results: Mapping[str, Any], path: pathlib.Path, *, title: str) ->
         figure.colorbar(image, ax=list(panels), label="mean over layers (< 0 as 0)", shrink=0.85, pad=0.02)
 
     side = 0.65 * len(across) + 1.0
-    draw(path, fill, title=title, size=(len(metrics) * side + 2.0, side + 1.3))
+    return draw(fill, title=title, size=(len(metrics) * side + 2.0, side + 1.3))
 
 
 def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], across: Sequence[str]) -> AxesImage:
@@ -187,7 +188,7 @@ def pair_map(panel: Axes, grid: Float[ndarray, "A B"], down: Sequence[str], acro
     return image
 
 
-def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title: str) -> None:
+def plot_learning_curve(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """A row of panels an evaluation corpus, a panel a metric, a line a fit corpus: means over layers, over examples."""
     rows = [row for row in over_layers(results["rows"]) if row["value"] is not None]
     corpora = _corpora(rows)
@@ -218,7 +219,7 @@ def plot_learning_curve(results: Mapping[str, Any], path: pathlib.Path, *, title
         dotted = Line2D([], [], color="0.5", linestyle=":", label="id")
         legend(figure, [*(key(f"fitted on {labels[name]}", look) for name, look in looks.items()), dotted])
 
-    draw(path, fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
+    return draw(fill, title=title, size=(8.8, 2.1 * len(corpora) + 0.9))
 
 
 def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:

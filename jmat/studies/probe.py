@@ -14,7 +14,8 @@ from numpy import ndarray
 from jmat.data.encoding import encode, special_tokens
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
-from jmat.metrics.predictions import bootstrap_mean, varying
+from jmat.metrics.bootstrap import bootstrap_mean
+from jmat.metrics.r2 import varying
 from jmat.report.notes import estimate, with_note
 from jmat.runtime.progress import track
 

@@ -7,13 +7,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from jmat.maps.files import Linear
-from jmat.metrics.predictions import bootstrap_counts, percentiles, varying
+from jmat.maps.types import Linear
+from jmat.metrics.bootstrap import bootstrap_counts, percentiles
+from jmat.metrics.r2 import _scores, varying
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
 from jmat.runtime.progress import track
-
-# A coordinate is an outlier where its standard deviation is this many times the median coordinate's.
-OUTLIER = 6.0
 
 
 class Resamples(NamedTuple):
@@ -87,41 +85,9 @@ def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
     )
 
 
-def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
-    """The coordinates that are not outliers (GPT-2 has a few whose spread is hundreds of times that of the others)."""
-    spread = stream.std(0, dtype=np.float64)
-    varies = varying(stream)
-    return spread <= OUTLIER * np.median(spread[varies] if varies.any() else spread)
-
-
 def _counts(groups: Int[ndarray, " N"], samples: int, seed: int) -> Float[ndarray, "S N"]:
     """The data itself in row 0, then bootstrap resamples, as counts of the examples."""
     n = len(groups)
     if n == 0:
         return np.ones((1, 0))
     return np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
-
-
-def _scores(
-    target: Float[ndarray, "N D"],
-    predicted: Float[ndarray, "N D"],
-    counts: Float[ndarray, "S N"],
-) -> dict[str, Float[ndarray, " S"]]:
-    """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no coordinate varies."""
-    centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
-    squares = counts @ np.square(centred)
-    total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)
-    # The mean of equal numbers may differ from them by rounding, and so may a sum of squares from that of the mean.
-    total = np.where(varying(target) & (total > 1e-13 * squares), total, 0)
-    error = counts @ np.square(target.astype(np.float64) - predicted)
-    # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.
-    exact = np.where(error == 0, 1.0, 0.0)
-    each = np.where(total > 0, 1 - error / np.where(total > 0, total, 1), exact)
-    varies, whole = (total > 0).any(1), total.sum(1)
-    usual = each[:, usual_coordinates(target)]
-    scores = {
-        "r2": each.mean(1),
-        "r2_weighted": 1 - error.sum(1) / np.where(varies, whole, 1),
-        "r2_no_outliers": usual.mean(1),
-    }
-    return {metric: np.where(varies, values, np.nan) for metric, values in scores.items()}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jmat.capture.activations import stream_sites
+from jmat.models.sites import stream_sites
 
 KINDS = ("none", "cosine", "mse", "final_jump")
 _TINY = 1e-12  # keeps the gradient of a norm finite at zero

@@ -5,28 +5,28 @@ from tests.mutation import Change
 CHANGES = [
     # --- intervals and bootstrap ---
     Change(
-        "jmat/metrics/predictions.py",
+        "jmat/metrics/bootstrap.py",
         "    low, high = percentiles((drawn @ sums) / (drawn @ counts), drawn)",
         "    low, high = percentiles((drawn @ sums) / counts.sum(), drawn)",
         "a resample's sum is held against the number of the whole text",
         "test_metrics.py test_intervals.py",
     ),
     Change(
-        "jmat/metrics/predictions.py",
+        "jmat/metrics/bootstrap.py",
         "    low, high = np.percentile(values, [2.5, 97.5])\n",
         "    low, high = np.percentile(values, [5, 95])\n",
         "intervals of r2, perplexity and layers saved are 90 %",
         "test_metrics.py test_intervals.py",
     ),
     Change(
-        "jmat/metrics/predictions.py",
+        "jmat/metrics/bootstrap.py",
         "all(np.array_equal(row, drawn[0]) for row in drawn)",
         "(drawn == drawn[0]).any()",
         "an interval is missing where one sentence is drawn equally often everywhere",
         "test_metrics.py test_intervals.py test_r2.py",
     ),
     Change(
-        "jmat/metrics/predictions.py",
+        "jmat/metrics/bootstrap.py",
         "low, high = np.clip(ends, data.min(axis=0), data.max(axis=0))",
         "low, high = np.clip(ends, 0, 1)",
         "intervals of surprisal end at 1 nat",
@@ -381,14 +381,14 @@ CHANGES = [
         "test_notes.py test_wiring_early_exit.py test_early_exit.py",
     ),
     Change(
-        "jmat/report/notes.py",
+        "jmat/metrics/predictions.py",
         "        self._apart = max(self._apart, float(np.nan_to_num(apart, nan=np.inf).max()))",
         "        self._apart = max(self._apart, float(np.nan_to_num(apart, nan=0.0).max()))",
         "predictions that are not numbers count as equal",
         "test_notes.py",
     ),
     Change(
-        "jmat/studies/layer_jump.py",
+        "jmat/studies/evaluation.py",
         'tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0',
         'tied = np.count_nonzero(read["gap"] < 0) if "gap" in read else 0',
         "ties of a shortcut's two most likely tokens are not told",
@@ -728,7 +728,7 @@ CHANGES = [
         "test_early_exit_rows.py test_wiring_early_exit.py",
     ),
     Change(
-        "jmat/capture/activations.py",
+        "jmat/data/examples.py",
         "    ends = split.positions + 1 == split.lengths[split.rows]\n",
         "    ends = np.zeros(len(where), bool)\n",
         "the token after a sentence's last is the first of the next one",

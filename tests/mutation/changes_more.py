@@ -8,21 +8,21 @@ _PRUNE = "test_prune.py test_prune_figures.py test_intervals.py test_wiring_rest
 
 CHANGES = [
     Change(
-        "jmat/studies/layer_jump.py",
+        "jmat/studies/evaluation.py",
         "columns, groups=groups, seed=seed), strict=True)",
         "columns, groups=groups, seed=0), strict=True)",
         "layer_jump intervals always with seed 0",
         _JUMPS,
     ),
     Change(
-        "jmat/studies/layer_jump.py",
+        "jmat/studies/evaluation.py",
         'np.count_nonzero(read["gap"] == 0) if "gap" in read else 0',
         'np.count_nonzero(read["gap"] < 0) if "gap" in read else 0',
         "ties of the two best tokens are never noted",
         _JUMPS + " test_notes.py",
     ),
     Change(
-        "jmat/studies/layer_jump.py",
+        "jmat/studies/evaluation.py",
         '"n": len(nats)}',
         '"n": len(nats) + 1}',
         "perplexity's n is one too many",
@@ -43,7 +43,7 @@ CHANGES = [
         "test_r2.py test_intervals.py test_wiring_jumps.py",
     ),
     Change(
-        "jmat/studies/r2.py",
+        "jmat/metrics/r2.py",
         "spread <= OUTLIER * np.median(",
         "spread <= OUTLIER * np.mean(",
         "outlier coordinates judged by the mean spread",
@@ -78,14 +78,14 @@ CHANGES = [
         _EXIT,
     ),
     Change(
-        "jmat/studies/prune/measure.py",
+        "jmat/data/text.py",
         "chosen = np.flatnonzero(split.lengths > 1)[:most]",
         "chosen = np.flatnonzero(split.lengths > 2)[:most]",
         "sentences of two tokens are not measured",
         _PRUNE,
     ),
     Change(
-        "jmat/studies/prune/measure.py",
+        "jmat/data/text.py",
         "chosen = np.arange(split.num_sentences)[:most]",
         "chosen = np.arange(split.num_sentences)[-(most or 0) :]",
         "the last sentences instead of the first",

@@ -573,14 +573,14 @@ CHANGES = [
         _MODELS,
     ),
     Change(
-        "jmat/study.py",
+        "experiments/pretraining/reported.py",
         'row.get("confidence", "gap") != "gap"',
         'row.get("confidence", "gap") == "none"',
         "layers saved by every confidence",
         _MODELS,
     ),
     Change(
-        "jmat/study.py",
+        "experiments/pretraining/reported.py",
         '"probe": {"accuracy": ("ridge",)}',
         '"probe": {"accuracy": ("majority",)}',
         "the majority for the probe",

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.data.examples import Split
-from jmat.metrics.predictions import bootstrap_mean
+from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.models.config import ModelConfig
 from jmat.models.flops import exit_flops, token_exit_flops
 from jmat.report.notes import estimate

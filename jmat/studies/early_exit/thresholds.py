@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.metrics.predictions import bootstrap_counts, percentiles
+from jmat.metrics.bootstrap import bootstrap_counts, percentiles
 
 # The paper's grid: the first always exits at layer 1, the last never.
 LAMBDAS = (-1.112, *(round(0.1 * k, 1) for k in range(11)), 1.112)

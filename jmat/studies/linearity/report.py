@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from jmat.capture.moments import Pair
 from jmat.data.examples import Split
-from jmat.metrics.predictions import bootstrap_counts
+from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES
 from jmat.report.notes import DOES_NOT_VARY, estimate
 from jmat.report.plots import count_axis, draw, key, legend, line
@@ -231,7 +231,7 @@ _KINDS = {"": ("#999999", "s"), "_adjusted": ("#D55E00", "X"), "_held_out": ("#0
 _PARTS = dict(zip(SUBMODULES, (("#56B4E9", "P"), ("#009E73", "^"), ("#E69F00", "v"), ("#CC79A7", "D")), strict=True))
 
 
-def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_linearity(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Over the layers: linearity of each step with and without the residual (in sample, adjusted, held out), then of
     the sub-modules, held out.
     """
@@ -252,10 +252,10 @@ def plot_linearity(results: Mapping[str, Any], path: str | pathlib.Path, *, titl
         kinds = [key(kind.strip("_").replace("_", " ") or "in sample", look) for kind, look in _KINDS.items()]
         legend(figure, [*kinds, *(key(part, look) for part, look in _PARTS.items() if parts)])
 
-    draw(path, fill, title=title, size=(2.9 * (3 if parts else 2) + 0.4, 3.2))
+    return draw(fill, title=title, size=(2.9 * (3 if parts else 2) + 0.4, 3.2))
 
 
-def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_geometry(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Over the layers: what a block adds against the stream, the cosine between neighbours, anisotropy."""
     rows = [*step_rows(results["rows"]), *(row for row in own_rows(results["rows"]) if row["map"] == "stream")]
 
@@ -267,10 +267,10 @@ def plot_geometry(results: Mapping[str, Any], path: str | pathlib.Path, *, title
         panels[0].set_yscale("log")
         panels[2].set_ylim(0, 1.02)
 
-    draw(path, fill, title=title, size=(7.6, 2.8))
+    return draw(fill, title=title, size=(7.6, 2.8))
 
 
-def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_errors(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Histograms of the tokens' errors, a column a layer."""
     rows = [row for row in step_rows(results["rows"]) if row["metric"] == "token_error_share"]
     edges = 10.0**ERROR_BINS
@@ -289,10 +289,10 @@ def plot_errors(results: Mapping[str, Any], path: str | pathlib.Path, *, title: 
         count_axis(panel)
         figure.colorbar(image, ax=panel, label="share of tokens")
 
-    draw(path, fill, title=title, size=(4.8, 3.4))
+    return draw(fill, title=title, size=(4.8, 3.4))
 
 
-def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_checkpoints(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Held-out linearity of each step over the checkpoints, in their order; darker lines are later layers."""
     names = list(dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row))
     names.sort(key=lambda name: name is None)  # the model itself comes last
@@ -316,7 +316,7 @@ def plot_checkpoints(results: Mapping[str, Any], path: str | pathlib.Path, *, ti
         panels[0].set_ylabel("linearity, held out")
         legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
 
-    draw(path, fill, title=title, size=(7.2, 3.4))
+    return draw(fill, title=title, size=(7.2, 3.4))
 
 
 def short_names(names: Sequence[str | None]) -> list[str]:
@@ -326,7 +326,7 @@ def short_names(names: Sequence[str | None]) -> list[str]:
     return [str(pathlib.PurePath(*path[-count:])) for path in paths]
 
 
-def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_difference(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Over the layers: the model's held-out linearity minus the other's."""
     rows = next_steps(results["rows"])
     looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
@@ -339,7 +339,7 @@ def plot_difference(results: Mapping[str, Any], path: str | pathlib.Path, *, tit
         panel.set_ylabel("difference of held-out linearity")
         legend(figure, [key(score.replace("_", " "), look) for score, look in looks.items()])
 
-    draw(path, fill, title=title, size=(4.8, 3.2))
+    return draw(fill, title=title, size=(4.8, 3.2))
 
 
 def _by_layer(panel: Axes, rows: Sequence[Row], look: tuple[str, str]) -> None:

@@ -13,32 +13,26 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.capture.activations import mask_positions, padding_mask, stream_sites, target_tokens
+from jmat.capture.reading import text_batches
+from jmat.capture.sweep import sweep
 from jmat.checkpoint import parameters
-from jmat.data.batches import Padded, batches
-from jmat.data.examples import Split, check_tokens
+from jmat.data.batches import Batch
+from jmat.data.examples import check_tokens
+from jmat.data.text import Text, following_tokens
 from jmat.forward import logits, run
-from jmat.maps.files import Linear
-from jmat.metrics.predictions import bootstrap_counts, bootstrap_ratio, compare, cross_entropy
+from jmat.maps.types import Linear
+from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_ratio
+from jmat.metrics.predictions import Predictions, compare, cross_entropy
 from jmat.models.flops import block_flops, head_flops
-from jmat.models.sites import Site, gather
-from jmat.report.notes import Predictions, estimate
-from jmat.runtime.mesh import data_mesh, place, replicate, shard_batch
-from jmat.runtime.progress import track
+from jmat.models.sites import Site, gather, stream_sites
+from jmat.report.notes import estimate
+from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.timing import medians
 from jmat.studies.prune.stand_ins import Stretch, first_changed
 
 Key = TypeVar("Key", bound=Hashable)
 
-_LOGITS = 1 << 24  # scores held at once, for one model: 64 MB
 _TIMED_TOKENS = 1024
-
-
-class Text(NamedTuple):
-    """Whole sentences with one row each, and what is predicted in them."""
-
-    split: Split  # one example a sentence: its last token, or the masked one
-    targets: Int[ndarray, " S"] | None  # masked models: the token behind the mask; causal ones predict every next token
 
 
 class Sums(NamedTuple):
@@ -48,44 +42,6 @@ class Sums(NamedTuple):
     nats: Float[ndarray, " S"]  # −ln p(the text's own token)
     kl: Float[ndarray, " S"]  # KL(whole ‖ pruned), in nats
     agree: Float[ndarray, " S"]  # both models' top token is the same
-
-
-def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | None = None) -> Text:
-    """The sentences as a causal model predicts them, every token but the first; masked ones at the examples' positions.
-
-    Args:
-      split: sentences and positions; a causal model's positions are not looked at.
-      mask_token: for masked models, the id that hides the token to predict.
-      most: take only so many, the first.
-
-    Raises:
-      ValueError: no sentence has a second token.
-    """
-    if mask_token is not None:
-        targets, split = target_tokens(split, masked=True)[:most], mask_positions(split, mask_token)
-        chosen = np.arange(split.num_sentences)[:most]
-    else:
-        targets = None
-        chosen = np.flatnonzero(split.lengths > 1)[:most]
-    if len(chosen) == 0:
-        raise ValueError(f"none of {split.num_sentences} sentences has a second token: there is nothing to predict.")
-    lengths = split.lengths[chosen]
-    positions = lengths - 1 if mask_token is None else split.positions[chosen]
-    return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
-
-
-def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Padded]:
-    """Batches of whole sentences, small enough for the scores of every token to be held."""
-    most = _LOGITS // model.config.vocab_size if model.config.causal else tokens_per_batch
-    return list(
-        batches(
-            text.split,
-            cut_after_position=False,
-            tokens_per_batch=max(min(tokens_per_batch, most), 1),
-            max_length=model.config.num_positions,
-            row_multiple=row_multiple,
-        )
-    )
 
 
 def compare_on_text(
@@ -103,52 +59,53 @@ def compare_on_text(
     whole model predicts, to tell whether that depends on the text.
     """
     check_tokens(text.split.tokens, model.config.vocab_size)
-    L, S = model.config.layers, text.split.num_sentences
-    mesh = data_mesh(jax.local_devices())
-    model = place(mesh, model)
-    placed = {key: replicate(mesh, dict(sites)) for key, sites in pruned.items()}
-    sums = {key: np.zeros((4, S)) for key in pruned}
-    for batch in track(text_batches(model, text, tokens_per_batch, row_multiple=mesh.size), progress):
-        sentence = batch.examples[:, 0]
-        real = sentence >= 0
-        inputs = (batch.tokens, padding_mask(batch), batch.positions, _targets(batch, text))
-        tokens, mask, read_at, targets = shard_batch(mesh, inputs)
-        streams = list(run(model, tokens, keep=stream_sites(L), mask=mask)[1].values())
+    L, mesh = model.config.layers, local_mesh()
+    model = place(model, mesh)
+    placed = replicate(mesh, [dict(sites) for sites in pruned.values()])
 
-        def predict(x, read_at=read_at):
-            return logits(model, x if text.targets is None else gather(x, read_at))
+    def compare_batch(given: tuple[Batch, Array]) -> Array:
+        batch, targets = given
+        streams = list(run(model, batch.tokens, keep=stream_sites(L), **batch.where)[1].values())
+
+        def predict(x: Array) -> Array:
+            return logits(model, x if text.targets is None else gather(x, batch.read_at))
 
         whole = predict(streams[L])
         if predictions is not None:
-            predictions.add(whole, inputs[-1] >= 0)
-        for key, sites in placed.items():
+            predictions.add(whole, targets >= 0)
+        values = []
+        for sites in placed:
             start = first_changed(sites, L)
-            x = run(model, streams[start], start=start, sites=sites, mask=mask)[0] if sites else streams[L]
-            values = np.asarray(_sums(whole, predict(x) if sites else whole, targets), np.float64)
-            sums[key][:, sentence[real]] = values[:, real]
-    return {key: Sums(*values) for key, values in sums.items()}
+            x = run(model, streams[start], start=start, sites=sites, **batch.where)[0] if sites else streams[L]
+            values.append(_sums(whole, predict(x) if sites else whole, targets))
+            jax.block_until_ready(values[-2:-1])  # no more than two pruned models' scores are in memory
+        return jnp.stack(values, axis=1)[:, None]  # one example a row
+
+    plan = text_batches(model.config, text, tokens_per_batch, row_multiple=mesh.size)
+    inputs = lambda batch: (batch, _targets(batch, text))  # noqa: E731
+    values = sweep(plan, compare_batch, inputs=inputs, mesh=mesh, progress=progress).astype(np.float64)
+    if predictions is not None:
+        predictions.meet_hosts()
+    return {key: Sums(*of_key.T) for key, of_key in zip(pruned, values.swapaxes(0, 1), strict=True)}
 
 
-def _targets(batch: Padded, text: Text) -> Int[ndarray, "B P"]:
-    """The token to predict at each place whose scores are read; −1 where there is none."""
-    sentence = batch.examples[:, 0]
-    if text.targets is not None:
-        return np.where(sentence >= 0, text.targets[sentence], -1)[:, None].astype(np.int32)
-    following = np.roll(batch.tokens, -1, axis=1)
-    known = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None] - 1
-    return np.where(known & (sentence >= 0)[:, None], following, -1).astype(np.int32)
+def _targets(batch: Batch, text: Text) -> Int[ndarray, "B P"]:
+    """Returns the token to predict at each place whose scores are read; −1 where there is none."""
+    if text.targets is None:
+        return following_tokens(batch)
+    return np.where(batch.examples >= 0, text.targets[batch.examples], -1).astype(np.int32)
 
 
 @jax.jit
 def _sums(
     whole: Float[Array, "B P V"], pruned: Float[Array, "B P V"], targets: Int[Array, "B P"]
-) -> Float[Array, "4 B"]:
+) -> Float[Array, "B 4"]:
     V = whole.shape[-1]
     values = compare(whole.reshape(-1, V), pruned.reshape(-1, V), ks=(1,))
     per_token = [cross_entropy(pruned, targets), *(values[m].reshape(targets.shape) for m in ("kl", "precision@1"))]
     counts = targets >= 0
     summed = [jnp.where(counts, value, 0).sum(1) for value in per_token]
-    return jnp.stack([counts.astype(jnp.float32).sum(1), *summed])
+    return jnp.stack([counts.astype(jnp.float32).sum(1), *summed], axis=1)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -205,9 +162,9 @@ def time_per_token(
       pruned: the (model, sites) to run.
       repeats: passes of each.
     """
-    batch = text_batches(model, text, _TIMED_TOKENS)[0]
-    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(padding_mask(batch))
-    real = int(batch.lengths[batch.examples[:, 0] >= 0].sum())
+    batch = text_batches(model.config, text, _TIMED_TOKENS)[0]
+    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(batch.segments > 0)
+    real = int(batch.lengths.sum())
 
     def timed(which: Any, sites: Mapping[str, Site]) -> Any:
         return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))

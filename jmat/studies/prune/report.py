@@ -1,16 +1,17 @@
 """Pruned models side by side: rows of results.json, and the figure."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from jmat.report.notes import Predictions, noted
+from jmat.data.text import Text
+from jmat.metrics.predictions import Predictions
+from jmat.report.notes import noted
 from jmat.report.plots import draw, key, legend, line, perplexity_axis
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.prune.measure import Text, compare_on_text, cost, quality_rows, time_per_token
+from jmat.studies.prune.measure import compare_on_text, cost, quality_rows, time_per_token
 from jmat.studies.prune.merge import fold
 from jmat.studies.prune.plans import Pruned, Scored
 from jmat.studies.prune.stand_ins import Stretch, label, stand_ins
@@ -105,7 +106,7 @@ def _finite(score: float) -> dict[str, Any]:
     return {"value": None, "note": "without these blocks the scores overflow"}
 
 
-def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: str = "") -> None:
+def plot_prune(results: Mapping[str, Any], *, title: str = "") -> Figure:
     """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
 
     Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
@@ -138,7 +139,7 @@ def plot_prune(results: Mapping[str, Any], path: str | pathlib.Path, *, title: s
                 panel.set_ylim(0, 1.02 if metric == "precision@1" else None)
         legend(figure, [key(method, _LOOKS[method]) for method in methods])
 
-    draw(path, fill, title=title, size=(max(8.0, 1.5 + 0.75 * len(names)), 3.2 if upright else 2.9))
+    return draw(fill, title=title, size=(max(8.0, 1.5 + 0.75 * len(names)), 3.2 if upright else 2.9))
 
 
 def _mean_context(text: Text, *, causal: bool) -> float:

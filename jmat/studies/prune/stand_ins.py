@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from jmat.maps.files import Identity, Linear
+from jmat.maps.types import Identity, Linear
 from jmat.models.sites import Site
 
 METHODS = ("delete", "map", "distil", "merge")

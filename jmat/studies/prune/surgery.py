@@ -15,7 +15,8 @@ from jmat.checkpoint import parameters, save_model, with_parameters
 from jmat.checkpoint.load import PRUNED, find, load
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES
 from jmat.forward import model_dtype
-from jmat.maps.files import Linear, MapsInfo, load_maps, save_maps
+from jmat.maps.files import MapsInfo, load_maps, save_maps
+from jmat.maps.types import Linear
 from jmat.models import build
 from jmat.models.config import ModelConfig
 from jmat.models.sites import Site

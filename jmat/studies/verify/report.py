@@ -20,8 +20,9 @@ import numpy as np
 
 from jmat.data.encoding import encode, special_tokens
 from jmat.forward import run
+from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
-from jmat.report.notes import Predictions, noted, with_note
+from jmat.report.notes import noted, with_note
 from jmat.studies.verify.reference import load_reference, run_reference
 
 TOLERANCE = 1e-4

@@ -1,7 +1,6 @@
-"""Jumps from layer to layer: `mat` is fitted, `id` changes nothing (Din et al. 2023, section 3)."""
+"""Evaluates shortcuts: how well what they predict agrees with what the whole model predicts."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,52 +9,15 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
+from jmat.capture.sweep import Rows, stored_rows, sweep
 from jmat.forward import logits
-from jmat.maps.files import Linear
-from jmat.maps.least_squares import Solution, factorise_each
-from jmat.metrics.predictions import bootstrap_mean, compare, confidences, cross_entropy
-from jmat.report.notes import OVERFLOWS, Predictions, estimate, with_note
-from jmat.runtime.progress import track
+from jmat.metrics.bootstrap import bootstrap_mean
+from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
+from jmat.report.notes import OVERFLOWS, estimate, with_note
+from jmat.runtime.mesh import local_mesh, place, replicate
 
 KS = (1, 5, 10)
 METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
-
-
-def fit_jumps(
-    streams: Sequence[Float[ndarray, "N D"]],
-    *,
-    targets: str = "all",
-    intercept: bool = False,
-    progress: str | None = None,
-) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
-    """`mat_{i→j}`: least squares from every source layer i to its targets j > i; one factorisation a source.
-
-    Args:
-      streams: h_0 .. h_L at the same examples.
-      targets: `all` layers after the source, or only the `final` one.
-      intercept: fit `y = x @ W + b` instead of the paper's `y = x @ W`.
-      progress: what the progress bar says; None shows none.
-
-    Returns:
-      Maps by (i, j), and the solution of each source, targets stacked in the order of j: its statistics without the
-      residual, and the shape of its weights in place of the weights, which the maps hold.
-    """
-    L, D = len(streams) - 1, streams[0].shape[1]
-    maps: dict[tuple[int, int], Linear] = {}
-    solutions: dict[int, Solution] = {}
-    for i, factors in enumerate(track(factorise_each(streams[:L], intercept=intercept), progress, total=L)):
-        to = jump_targets(i, L, targets)
-        solved = [factors.solve(streams[j], residual=False) for j in to]
-        maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
-        shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
-        bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None
-        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)
-    return maps, solutions
-
-
-def jump_targets(source: int, layers: int, targets: str) -> Sequence[int]:
-    """The layers that a source has maps to: `all` after it, or only the `final` one."""
-    return range(source + 1, layers + 1) if targets == "all" else [layers]
 
 
 def evaluate(
@@ -71,6 +33,8 @@ def evaluate(
 ) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
     """Holds what each shortcut predicts against what the full model predicts, example by example.
 
+    Examples are shared out among the processes; all get the values of all.
+
     Args:
       model: its final norm and head read out both.
       final: h_L.
@@ -85,21 +49,30 @@ def evaluate(
       (map's name, source layer) → name → values: the metrics of `jmat.metrics.compare` and the confidences of
       `jmat.metrics.confidences`.
     """
-    N = len(final)
-    parts: dict[tuple[str, int], list[dict[str, ndarray]]] = {key: [] for key in shortcuts}
-    for start in track(range(0, N, examples_per_batch), progress):
-        full = logits(model, _rows(final, start, examples_per_batch))
+    mesh = local_mesh()
+    model = place(model, mesh)
+    maps = replicate(mesh, [shortcut for shortcut, _ in shortcuts.values()])
+
+    def rows(batch: Rows) -> tuple[Any, ...]:
+        now = None if targets is None else batch.take(targets)
+        streams = [batch.take(stream) for _, stream in shortcuts.values()]
+        return batch.examples, batch.take(final), now, streams
+
+    def compare_rows(given: tuple[Any, ...]) -> list[dict[str, jax.Array]]:
+        examples, final, now, streams = given
+        full, values = logits(model, final), []
         if predictions is not None:
-            predictions.add(full, np.arange(start, start + examples_per_batch) < N)
-        now = None if targets is None else _rows(targets, start, examples_per_batch)
-        for key, (shortcut, stream) in shortcuts.items():
-            short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
-            # Fetched at once: no more than one shortcut's logits are ever in flight.
-            parts[key].append(jax.device_get(_read(full, short, now, words)))
-    return {
-        key: {name: np.concatenate([values[name] for values in batch])[:N] for name in batch[0]}
-        for key, batch in parts.items()
-    }
+            predictions.add(full, examples >= 0)
+        for shortcut, stream in zip(maps, streams, strict=True):
+            values.append(_read(full, logits(model, _apply(shortcut, stream)), now, words))
+            jax.block_until_ready(values[-2:-1])  # no more than two shortcuts' logits are in memory
+        return values
+
+    plan = stored_rows(len(final), examples_per_batch, mesh=mesh)
+    values = sweep(plan, compare_rows, inputs=rows, mesh=mesh, progress=progress)
+    if predictions is not None:
+        predictions.meet_hosts()
+    return dict(zip(shortcuts, values, strict=True))
 
 
 @jax.jit
@@ -166,14 +139,6 @@ def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, s
     with np.errstate(over="ignore"):
         mean, low, high = np.exp(bootstrap_mean(nats.astype(np.float64), groups=groups, seed=seed))
     return {"metric": "perplexity", **estimate(mean, low, high), "n": len(nats)}
-
-
-def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:
-    """Returns the rows `start` to `start + count − 1` of `x`.
-
-    The final batch repeats its last row so that all batches have one shape.
-    """
-    return x[np.minimum(np.arange(start, start + count), len(x) - 1)]
 
 
 @jax.jit

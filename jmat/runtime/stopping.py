@@ -1,0 +1,30 @@
+"""Signals that end a run: the exception that SIGTERM becomes, and exit codes."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Terminated(BaseException):
+    """SIGTERM came, and the process is to end. What was done by then is on disk; the message says how far that is."""
+
+
+EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
+
+
+@contextlib.contextmanager
+def sigterm_received() -> Iterator[list[int]]:
+    """A list that is empty until SIGTERM comes; meanwhile the signal does not end the process.
+
+    Outside the main thread, where Python lets nobody catch signals, it stays empty.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
