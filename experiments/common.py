@@ -20,7 +20,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
-from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples, target_tokens
+from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples, mask_positions, target_tokens
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
@@ -32,7 +32,7 @@ from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
-from jmat.studies.settings import Settings
+from jmat.studies.settings import Settings, Subject
 
 flags.DEFINE_string(
     "model",
@@ -183,6 +183,11 @@ class Job:
     def text(self) -> dict[str, Any]:
         """Returns the source of the examples, and their fingerprints."""
         return describe_text(self.source, self.examples)
+
+    @property
+    def subject(self) -> Subject:
+        """Returns the model and the text of the run, as studies take them."""
+        return Subject(self.model, self.examples, self.tokenizer, self.mask_token, say)
 
     @property
     def context(self) -> dict[str, Any]:
@@ -422,7 +427,7 @@ def capture_one(
 ) -> dict[str, np.ndarray]:
     """Activations of a model at the examples of one part, whose name the progress bar shows; by site."""
     per_batch, progress = tokens_per_batch(), f"capture {name}"
-    return capture(model, split, keep, mask_token=mask_token, tokens_per_batch=per_batch, progress=progress)
+    return capture(model, mask_positions(split, mask_token), keep, tokens_per_batch=per_batch, progress=progress)
 
 
 def tokens_per_batch() -> int:

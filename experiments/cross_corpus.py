@@ -58,8 +58,6 @@ def main(argv: list[str]) -> None:
         streams = {layer: fit[site] for layer, site in sites.items()}
         fits += fit_sizes(corpus, streams, sizes, intercept=job.config["intercept"], seed=seed, progress="fit")
         held_out[corpus] = {layer: evaluation[site] for layer, site in sites.items()}
-    if not hosts.is_first():
-        return
     for found in fits:
         if found.problem:
             cli.say(f"{found.n} examples of {found.corpus}, {found.problem}")
@@ -69,6 +67,8 @@ def main(argv: list[str]) -> None:
         rows += cross_rows(
             job.model, fits, corpus, streams, groups=sentences, seed=seed, progress=f"evaluate on {corpus}"
         )
+    if not hosts.is_first():
+        return
     results = job.finish(rows, text={corpus: each.text() for corpus, each in jobs.items()})
     name = job.config["model"]
     title = f"{name}: mat fitted on one corpus, evaluated on another"

@@ -32,6 +32,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat.data.examples import mask_positions
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -64,8 +65,6 @@ def main(argv: list[str]) -> None:
         cli.say(f"with --check_every={_CHECK_EVERY.value} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
     fit, held_out = job.capture(sites)
-    if not hosts.is_first():
-        return
     streams, intercept = [fit[site] for site in sites], job.config["intercept"]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
     common.say_ranks(solutions)
@@ -79,6 +78,8 @@ def main(argv: list[str]) -> None:
     values = evaluate(
         job.model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress="evaluate"
     )
+    if not hosts.is_first():
+        return
 
     split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
     cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> None:
     rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
     if _TIMING.value:
         cli.say("timing passes that stop")
-        sample = split, job.mask_token, min(_TIMING.value, split.num_examples)
+        sample = mask_positions(split, job.mask_token), min(_TIMING.value, split.num_examples)
         rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
     job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
     rows = noted(rows, predictions.note())

@@ -28,25 +28,26 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, common, passes
+from experiments import cli, common, snapshot_flags
 from jmat.capture.activations import check_examples
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
-from jmat.data.packing import Batch
+from jmat.data.batches import Batch
 from jmat.models import fields_among
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.plots import plot_r2
 from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
+from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import report
 from jmat.studies.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 
 flags.adopt_module_key_flags(common)
-flags.adopt_module_key_flags(passes)
+flags.adopt_module_key_flags(snapshot_flags)
 flags.DEFINE_bool("parts", True, "Also ln_1, attn, ln_2 and ffn of every block.")
 flags.DEFINE_bool("all_pairs", False, "All pairs of layers, not only neighbours.")
-flags.DEFINE_enum("tokens", "all", passes.TOKENS, "Tokens to read: all, or the sampled positions.")
+flags.DEFINE_enum("tokens", "all", TOKENS, "Tokens to read: all, or the sampled positions.")
 flags.DEFINE_bool("intrinsic_dimension", False, "Also the intrinsic dimension of every layer (scikit-learn).")
 flags.DEFINE_list("revisions", [], "Earlier checkpoints, in order: local folders, or revisions of the hub id --model.")
 flags.DEFINE_string(
@@ -65,11 +66,15 @@ def main(argv: list[str]) -> None:
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
     L, seed, tokens = job.model.config.layers, FLAGS.seed, FLAGS.tokens
-    fit, held_out = (passes.as_read(job, split, tokens) for split in (job.examples.fit, job.examples.eval))
+    subject, settings = job.subject, job.options(ReadingSettings)
+    fit, held_out = (as_read(subject, split, tokens) for split in (job.examples.fit, job.examples.eval))
     labels: Labels = step_pairs(L, all_pairs=FLAGS.all_pairs) | (part_pairs(L) if FLAGS.parts else {})
-    batches = (passes.packed(job, fit, tokens), passes.packed(job, held_out, tokens))
+    batches = (
+        sentence_batches(subject, fit, tokens, settings),
+        sentence_batches(subject, held_out, tokens, settings),
+    )
     cli.say(f"{tokens_in(batches[0])} tokens to fit on, {tokens_in(batches[1])} to evaluate on")
-    measured = measure(job.model, *batches, labels, snapshots=passes.snapshots(job), progress="")
+    measured = measure(job.model, *batches, labels, snapshots=snapshots(subject, settings), progress="")
     say_ranks(measured, job.model.config.width)
     figures = report.resampled(measured, held_out, labels, seed=seed)
     rows = report.linearity_rows(measured, labels, figures)
@@ -78,12 +83,12 @@ def main(argv: list[str]) -> None:
     if FLAGS.intrinsic_dimension:
         rows += report.dimension_rows(job.capture_eval(stream_sites(L)).values())
     for k, (name, model) in enumerate(others.items()):
-        kept = passes.snapshots(job, f"revision-{k}", model)
+        kept = snapshots(subject, settings, f"revision-{k}", model)
         found = measure(model, *batches, labels, snapshots=kept, progress=f"{name}: ")
         theirs = report.resampled(found, held_out, labels, seed=seed)
         rows += [row | {"checkpoint": name} for row in report.linearity_rows(found, labels, theirs)]
     if other is not None:
-        kept = passes.snapshots(job, "against", other)
+        kept = snapshots(subject, settings, "against", other)
         found = measure(other, *batches, labels, snapshots=kept, progress=f"{FLAGS.against}: ")
         theirs = report.resampled(found, held_out, labels, seed=seed)
         difference = report.difference_rows(labels, figures, theirs, len(found.tokens))
@@ -100,7 +105,7 @@ def main(argv: list[str]) -> None:
 def writes() -> list[str]:
     """Returns the names of the files and folders that the run writes, by its flags."""
     asked = {"checkpoints.png": FLAGS.revisions, "difference.png": FLAGS.against, "pairs.png": FLAGS.all_pairs}
-    return ["linearity.png", "geometry.png", "errors.png", *(name for name in asked if asked[name]), passes.SNAPSHOTS]
+    return ["linearity.png", "geometry.png", "errors.png", *(name for name in asked if asked[name]), common.SNAPSHOTS]
 
 
 def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
@@ -126,7 +131,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
 
 def tokens_in(batches: list[Batch]) -> int:
     """Returns the number of tokens that are read."""
-    return sum(int((batch.targets >= 0).sum()) for batch in batches)
+    return sum(int((batch.examples >= 0).sum()) for batch in batches)
 
 
 def decoder(job: common.Job) -> Any:

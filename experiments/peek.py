@@ -21,6 +21,7 @@ from experiments import cli, common
 from jmat.capture.activations import capture
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
+from jmat.data.examples import mask_positions
 from jmat.forward import logits
 from jmat.maps.files import load_maps
 from jmat.maps.jumps import fit_jumps
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
     sentences = _SENTENCES.value or [without_gap(text, job.tokenizer, masked) for text in DEFAULT_SENTENCES]
     split = all_positions(sentences, job.tokenizer, max_length=job.model.config.num_positions, masked=masked)
     linear = saved_maps(job, _MAPS.value, layers) if _MAPS.value else fitted_maps(job)
-    acts = capture(job.model, split, stream_sites(L), mask_token=job.mask_token)
+    acts = capture(job.model, mask_positions(split, job.mask_token), stream_sites(L))
     shortcuts: dict[str, dict[int, Any]] = {
         "id": {layer: Identity() for layer in layers},
         "mat": {layer: linear[layer] if layer < L else Identity() for layer in layers},
@@ -111,9 +112,8 @@ def fitted_maps(job: common.Job) -> dict[int, Linear]:
     sites = stream_sites(job.model.config.layers)
     fit = capture(
         job.model,
-        job.examples.fit,
+        mask_positions(job.examples.fit, job.mask_token),
         sites,
-        mask_token=job.mask_token,
         tokens_per_batch=common.tokens_per_batch(),
         progress="capture fit",
     )

@@ -155,7 +155,7 @@ def language_model_loss(arch: str, tokenizer: Any, regularizer: Regularizer) -> 
 
 def train(
     state: training.TrainState,
-    step_fn: Callable[[training.TrainState, packing.Batch], tuple[training.TrainState, jax.Array]],
+    step_fn: Callable[[training.TrainState, packing.TrainingBatch], tuple[training.TrainState, jax.Array]],
     data: Any,
     log: Callable[[int, str, float], None],
     evaluate: Callable[[Any], dict[str, float]],

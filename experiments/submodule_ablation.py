@@ -17,6 +17,7 @@ from typing import Any
 from absl import flags
 
 from experiments import cli, common
+from jmat.data.examples import Examples, mask_positions
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -64,21 +65,20 @@ def main(argv: list[str]) -> None:
     fit, held_out = job.capture(tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L))))))
     intercept: bool = job.config["intercept"]
     part_maps = fit_parts(fit, blocks=range(L), intercept=intercept, progress="fit parts")
-    settings: dict[str, Any] = {"mask_token": job.mask_token, "tokens_per_batch": common.tokens_per_batch()}
+    settings: dict[str, Any] = {"tokens_per_batch": common.tokens_per_batch()}
+    seen = Examples(*(mask_positions(split, job.mask_token) for split in (job.examples.fit, job.examples.eval)))
     fitting: dict[str, Any] = {**settings, "intercept": intercept}
     plans: dict[str, dict[int, dict[tuple[str, int], Any]]] = {name: {} for name in names if name != "mat"}
     sequential = _REFIT.value == "sequential"
     for name, sources in plans.items():
         for l in track(layers, f"refit {name}" if sequential else None):
             if sequential:
-                sources[l] = refit_sequentially(job.model, job.examples.fit, fit, ABLATIONS[name], l, **fitting)
+                sources[l] = refit_sequentially(job.model, seen.fit, fit, ABLATIONS[name], l, **fitting)
             else:
                 sources[l] = {(p, i): m for (p, i), m in part_maps.items() if p in ABLATIONS[name] and i >= l}
-    finals = ablate(job.model, job.examples.eval, plans, progress="replace", **settings)
+    finals = ablate(job.model, seen.eval, plans, progress="replace", **settings)
     if _HEADS.value:
-        finals |= ablate_heads(job.model, job.examples, progress="heads", **fitting)
-    if not hosts.is_first():
-        return
+        finals |= ablate_heads(job.model, seen, progress="heads", **fitting)
     shortcuts: dict[tuple[str, int], tuple[Any, Any]] = {key: (Identity(), final) for key, final in finals.items()}
     jumps, _ = fit_jumps([fit[site] for site in streams], targets="final", intercept=intercept, progress="fit")
     if "mat" in names:
@@ -92,6 +92,8 @@ def main(argv: list[str]) -> None:
         predictions=predictions,
         progress="evaluate",
     )
+    if not hosts.is_first():
+        return
     sentences, seed = job.examples.eval.rows, job.config["seed"]
     rows = noted(metric_rows(values, L, groups=sentences, seed=seed), predictions.note())
     rows += part_r2_rows(held_out, part_maps, resamples(job.examples.eval.positions, sentences, seed=seed))

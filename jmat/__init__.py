@@ -4,5 +4,20 @@ from jmat.checkpoint.load import load
 from jmat.forward import logits, run
 from jmat.maps.files import load_maps, save_maps
 from jmat.maps.types import Constant, Identity, Linear, Zero
+from jmat.models.edits import Add, At, Edit, Scale
 
-__all__ = ["Constant", "Identity", "Linear", "Zero", "load", "load_maps", "logits", "run", "save_maps"]
+__all__ = [
+    "Add",
+    "At",
+    "Constant",
+    "Edit",
+    "Identity",
+    "Linear",
+    "Scale",
+    "Zero",
+    "load",
+    "load_maps",
+    "logits",
+    "run",
+    "save_maps",
+]

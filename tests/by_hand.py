@@ -8,6 +8,7 @@ import numpy as np
 import jmat
 from jmat.capture.activations import capture
 from jmat.data import Split, corpus, make_examples
+from jmat.data.examples import mask_positions
 from jmat.forward import logits
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import stream_sites
@@ -60,7 +61,7 @@ class Lab:
 
     def read(self, split, sites=None):
         """Activations of a split by site, the streams by default."""
-        return capture(self.model, split, sites or stream_sites(self.layers), mask_token=self.mask_token)
+        return capture(self.model, mask_positions(split, self.mask_token), sites or stream_sites(self.layers))
 
     @functools.cached_property
     def fit(self):

@@ -31,6 +31,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.report.notes import AGREEMENT, format_notes
 from jmat.runtime import checkpoints  # noqa: F401 (imports orbax)
 from jmat.runtime.errors import printable
+from tests import kept
 from tests.test_reference import REFERENCE
 
 _WORDS = (
@@ -48,10 +49,12 @@ _OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of
 class Outcome:
     """What a run has left."""
 
+    name: str
     out: pathlib.Path
     printed: str
     said: str
     figures: tuple[Figure, ...]
+    collected: tuple[tuple[int, float], ...] = ()  # of predictions that notes are on: how many, and how certain
 
     @functools.cached_property
     def results(self) -> dict[str, Any]:
@@ -98,12 +101,21 @@ def _call(script, words) -> Outcome:
         figures.append(figure)
         pathlib.Path(file).write_bytes(b"\x89PNG")
 
+    collected: dict[int, list[Any]] = {}  # with the object itself, so that no other one gets its id
+
+    def add(predictions, logits, real=None, *, to=Predictions.add):
+        probabilities = jax.nn.softmax(np.asarray(logits, np.float32), -1).max(-1)
+        kept_ones = np.ones(probabilities.shape, bool) if real is None else np.asarray(real, bool)
+        collected.setdefault(id(predictions), [predictions]).append(np.asarray(probabilities)[kept_ones])
+        to(predictions, logits, real)
+
     arguments = [f"experiments.{script}", *words, f"--out={out}"]
     printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with _as_before(), loaded(script) as module, mock.patch.object(sys, "argv", arguments):
         try:
             with (
                 mock.patch.object(Figure, "savefig", savefig),
+                mock.patch.object(Predictions, "add", add),
                 mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
                 mock.patch.object(bootstrap, "_count_chunks", wraps=bootstrap._count_chunks) as draw,
                 contextlib.redirect_stdout(printed),
@@ -116,10 +128,13 @@ def _call(script, words) -> Outcome:
     texts = [stream.buffer.getvalue().decode("utf-8") for stream in (printed, said)]
     if code:
         raise ValueError(f"{script} ended with {code}: {texts[1]}")
-    outcome = Outcome(out, *texts, tuple(figures))
+    certainties = [np.concatenate(parts) for _, *parts in collected.values()]
+    collected_ones = tuple((len(p), float(p.mean())) for p in certainties if len(p))
+    outcome = Outcome(kept.name_of(script, words), out, *texts, tuple(figures), collected_ones)
     wanted = next((int(word.partition("=")[2]) for word in words if word.startswith("--seed=")), 0)
     assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, "resamples by --seed"
     _check_notes(script, outcome)
+    kept.check(outcome)
     return outcome
 
 

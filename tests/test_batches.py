@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from jmat.data import batches, padding_waste
-from jmat.data.batches import packed
+from jmat.data import packed, padded_batches, padding_waste
 from tests.splits import make_split, realistic
 
 
@@ -20,51 +19,54 @@ def test_every_example_is_in_one_batch_with_its_sentence(num, cut, row_multiple,
     positions = generator.integers(0, lengths[rows])
     split = make_split(lengths, positions, rows)
     seen = []
-    for batch in batches(
+    for batch in padded_batches(
         split, cut_after_position=cut, max_length=512, tokens_per_batch=1024, row_multiple=row_multiple, pad_id=7
     ):
         B, T = batch.tokens.shape
         assert B % row_multiple == 0
         assert T % 8 == 0
         assert B in (row_multiple, *range(1024 // T + 1))
-        assert (batch.lengths >= 1).all()
-        assert (batch.lengths <= T).all()
-        assert (batch.tokens[np.arange(T) >= batch.lengths[:, None]] == 7).all()
-        assert (batch.positions < batch.lengths[:, None]).all()
-        assert (batch.positions[batch.examples < 0] == 0).all()
+        real = np.arange(T) < batch.lengths[:, None]
+        np.testing.assert_array_equal(batch.segments, real)  # one sentence a row
+        np.testing.assert_array_equal(batch.positions, np.where(real, np.arange(T), 0))
+        assert (batch.tokens[~real] == 7).all()
+        assert (batch.read_at < np.maximum(batch.lengths, 1)[:, None]).all()
+        assert (batch.read_at[batch.examples < 0] == 0).all()
         for b, p in zip(*np.nonzero(batch.examples >= 0), strict=True):
             example = batch.examples[b, p]
             row, length = split.rows[example], batch.lengths[b]
             start = split.starts[row]
             seen.append(example)
-            assert batch.positions[b, p] == split.positions[example]
+            assert batch.read_at[b, p] == split.positions[example]
             assert length == (split.positions[split.rows == row].max() + 1 if cut else split.lengths[row])
             np.testing.assert_array_equal(batch.tokens[b, :length], split.tokens[start : start + length])
     assert sorted(seen) == list(range(split.num_examples))
 
 
 def test_only_the_last_batch_has_empty_rows():
-    full = [(batch.examples >= 0).any(1).all() for batch in batches(realistic(1000), cut_after_position=False)]
+    full = [(batch.examples >= 0).any(1).all() for batch in padded_batches(realistic(1000), cut_after_position=False)]
     assert all(full[:-1])
-    (only,) = batches(make_split([5, 9, 3]), cut_after_position=False, row_multiple=2)
+    (only,) = padded_batches(make_split([5, 9, 3]), cut_after_position=False, row_multiple=2)
     assert only.tokens.shape == (4, 16)  # few sentences: no more rows than they need
     assert only.examples.tolist() == [[1], [0], [2], [-1]]
-    assert only.lengths.tolist() == [9, 5, 3, 1]
+    assert only.lengths.tolist() == [9, 5, 3, 0]
 
 
 def test_shapes_are_few_and_within_the_model():
     lengths = np.random.default_rng(0).integers(1, 1001, 6000)
-    shapes = {batch.tokens.shape for batch in batches(make_split(lengths), cut_after_position=False, max_length=1000)}
+    shapes = {
+        batch.tokens.shape for batch in padded_batches(make_split(lengths), cut_after_position=False, max_length=1000)
+    }
     assert len({T for _, T in shapes}) == len(shapes) <= 24
     assert max(T for _, T in shapes) == 1000
-    rest = batches(make_split([60] * 100 + [3] * 50), cut_after_position=False)  # the last shape holds the rest
+    rest = padded_batches(make_split([60] * 100 + [3] * 50), cut_after_position=False)  # the last shape holds the rest
     assert [batch.tokens.shape for batch in rest] == [(64, 64)] * 3
 
 
 def test_little_is_padding():
     split = realistic(9000)
     waste = padding_waste(split, cut_after_position=False)
-    plan = list(batches(split, cut_after_position=False))
+    plan = padded_batches(split, cut_after_position=False)
     assert waste == pytest.approx(1 - split.lengths.sum() / sum(batch.tokens.size for batch in plan))
     assert 0 < waste < 0.15
     # Cut sentences are half as long, so that rounding up to 8 weighs more.
@@ -75,7 +77,7 @@ def test_little_is_padding():
 
 def test_text_longer_than_the_positions_is_refused_at_once():
     with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
-        batches(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)
+        padded_batches(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)
 
 
 @pytest.mark.parametrize("cut", [False, True])

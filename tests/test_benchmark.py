@@ -20,8 +20,9 @@ from experiments.benchmarking.setup import (
     sentences_of,
     shape_config,
 )
-from jmat.capture.activations import capture, reading_batches
+from jmat.capture.activations import capture
 from jmat.capture.moments import zeros
+from jmat.capture.reading import reading_batches
 from jmat.capture.stream import stream_moments
 from jmat.checkpoint import parameters
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments
@@ -133,7 +134,7 @@ def test_transformers_reads_the_same_streams(saved, attention):
     folder, model = saved
     split = random_sentences(40, TINY.vocab_size, seed=0)
     ours = capture(model, split, stream_sites(L), tokens_per_batch=256)
-    batches = reading_batches(TINY, split, None, 256)
+    batches = reading_batches(TINY, split, 256, alone=True)
     theirs = rivals.torch_streams(folder, batches, attention, "float32")()
     for site, stream in list(zip(ours, theirs, strict=True))[:-1]:  # transformers' last one is normed
         np.testing.assert_allclose(ours[site], stream, atol=1e-5)

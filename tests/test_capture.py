@@ -45,7 +45,7 @@ def test_gpt2(gpt2, gpt2_examples, devices):
 
 def test_bert_masks_each_position_alone(bert, bert_examples):
     split, keep = few(bert_examples.eval, 12), ("block.0.ln_1", "block.2")
-    got = capture(bert, split, keep, mask_token=4, tokens_per_batch=512)
+    got = capture(bert, mask_positions(split, 4), keep, tokens_per_batch=512)
     want = one_by_one(bert, split, keep, mask_token=4)
     for site in keep:
         np.testing.assert_allclose(got[site], want[site], atol=2e-5, err_msg=site)

@@ -221,8 +221,7 @@ def test_padded_examples_are_what_the_model_reads(split, causal):
 def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     """Which examples run, at which thresholds, and what their seconds become."""
     count, seconds = 6, {"full": 4.0, "naive": 6.0, "cheap": 3.0}
-    model, short, ran = types.SimpleNamespace(config=CONFIG), object(), []
-    monkeypatch.setattr(report, "short_list", lambda whole, words: short if list(words) == [3, 4] else None)
+    model, ran = types.SimpleNamespace(config=CONFIG), []
     monkeypatch.setattr(report, "run_fully", lambda *given: ran.append(("full", given[1:], None, None)))
     monkeypatch.setattr(
         report, "run_until_sure", lambda _, *given: ran.append(("early", given[:3], given[3], given[4]))
@@ -247,7 +246,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     }
     maps = {l: f"map {l}" for l in range(L + 1)}
     words = np.array([3, 4])
-    rows = timing_rows(model, maps, words, EVERY, outcomes, (split, None, count), "jmat", level=0.75)
+    rows = timing_rows(model, maps, words, EVERY, outcomes, (split, count), "jmat", level=0.75)
 
     mean_length = np.mean(split.positions + 1)
     whole, lengths, positions = padded(split, count, causal=True)
@@ -267,7 +266,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
                 expected = [0.9 * lam + 0.1 * np.exp(-4 * t / mean_length) for t in positions[mine]]
                 np.testing.assert_allclose(thresholds, expected)
                 assert dict(rule.maps) == {l: f"map {l}" for l in layers}
-                assert rule.check_model is (model if name == "naive" else short)
+                assert rule.words is (None if name == "naive" else words)
     for size in (1, count):
         mine = [row for row in rows if row["batch"] == size]
         taken = {row["check"]: row["value"] for row in mine if row["metric"] == "seconds_per_example"}

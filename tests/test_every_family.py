@@ -54,7 +54,7 @@ def test_shortcuts_sub_modules_and_exits(case):
     mask_token = None if model.config.causal else MASK_TOKEN
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
-    fit, held_out = (capture(model, split, keep, mask_token=mask_token) for split in (examples.fit, examples.eval))
+    fit, held_out = (capture(model, mask_positions(split, mask_token), keep) for split in (examples.fit, examples.eval))
     final = held_out[streams[L]]
 
     jumps, _ = fit_jumps([fit[site] for site in streams])
@@ -97,8 +97,8 @@ def check_parts(model, examples, fit, held_out, mask_token):
         name: {0: {at: linear for at, linear in parts.items() if at[0] in replaced}}
         for name, replaced in {**ABLATIONS, "all": ALL}.items()
     }
-    finals = ablate(model, examples.eval, plans, mask_token=mask_token)
-    split = examples.eval if mask_token is None else mask_positions(examples.eval, mask_token)
+    finals = ablate(model, mask_positions(examples.eval, mask_token), plans)
+    split = mask_positions(examples.eval, mask_token)
     tokens, lengths, positions = padded(split, split.num_sentences, causal=False)
     mask = np.arange(tokens.shape[1]) < lengths[:, None]
     for name, of in plans.items():
@@ -121,9 +121,9 @@ def check_exits(model, split, values, maps, mask_token):
     assert {row["map"] for row in saved_rows(outcomes, L, split.rows)} == {"mat", "id", "mat - id"}
     gap = np.stack([values["mat", l]["gap"] for l in range(L)], axis=1)
     thresholds = np.full(split.num_examples, np.median(gap[:, 1]))
-    masked = split if mask_token is None else mask_positions(split, mask_token)
+    masked = mask_positions(split, mask_token)
     tokens, lengths, positions = padded(masked, split.num_examples, causal=model.config.causal)
-    rule = ExitRule({l: maps[l] for l in range(1, L)}, model)
+    rule = ExitRule({l: maps[l] for l in range(1, L)})
     layers, _ = run_until_sure(model, tokens, lengths, positions, thresholds, rule)
     want = exit_layers(gap, thresholds[None])[0]
     # The median itself may fall on either side of its own threshold.

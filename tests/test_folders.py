@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import stat
+import types
 import warnings
 
 import ml_dtypes
@@ -16,6 +17,7 @@ from jmat.report.results import read_results, write_results
 from jmat.runtime import files, folders, locks
 from jmat.runtime.files import save_atomically, save_together, write_tensors
 from jmat.runtime.folders import check_output_folder, claim_output_folder
+from tests.inside import loaded
 from tests.scripts import ROOT
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
@@ -128,6 +130,25 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
     monkeypatch.undo()
     with claim_output_folder(tmp_path, "r2", CONFIG) as claim:
         assert claim.locked
+
+
+def test_a_script_says_what_a_claim_has_found(tmp_path, monkeypatch, capsys):
+    claimed = {"moved": tmp_path / "aside", "locked": False}
+    with loaded("r2") as script:
+        monkeypatch.setattr(script.cli, "_claimed", [])
+        for changed, lines in (
+            ({}, 2),
+            ({"moved": None}, 1),
+            ({"locked": True}, 1),
+            ({"moved": None, "locked": True}, 0),
+        ):
+            found = types.SimpleNamespace(**(claimed | changed), release=lambda: None)
+            monkeypatch.setattr(script.cli, "claim_output_folder", lambda *_, found=found, **__: found)
+            assert script.cli.claim_folder(tmp_path, "r2", CONFIG, overwrite=False) is found
+            said = capsys.readouterr().err.splitlines()
+            assert len(said) == lines
+            assert any("aside until there are new results" in line for line in said) == (found.moved is not None)
+            assert any("has no locks" in line for line in said) == (not found.locked)
 
 
 def test_overwrite_keeps_what_the_run_wrote_until_there_are_new_results_and_touches_nothing_else(tmp_path):

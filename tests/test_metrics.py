@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score as sklearn_r2
 
-from jmat.metrics import predictions as metrics
+from jmat.metrics import bootstrap
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean
 from jmat.metrics.predictions import compare, confidences, cross_entropy, perplexity, rank, top_2_gap
 from jmat.metrics.r2 import r2_score
@@ -170,7 +170,7 @@ def test_bootstrap_interval_matches_the_normal_one():
 def test_bootstrap_does_not_depend_on_shape_or_chunks(monkeypatch):
     values = np.random.default_rng(3).standard_normal((30, 2, 3)).astype(np.float32)
     whole = bootstrap_mean(values, samples=200, seed=5)
-    monkeypatch.setattr(metrics, "_CHUNK", 30 * 7)
+    monkeypatch.setattr(bootstrap, "_CHUNK", 30 * 7)
     for a, b in zip(whole, bootstrap_mean(values, samples=200, seed=5), strict=True):
         assert a.shape == (2, 3)
         np.testing.assert_allclose(a, b)

@@ -12,16 +12,34 @@ from tests import families, hf
 
 def compare(model, torch_model, batch):
     """Asserts that all sites agree at real tokens, to 1e-5 of a site's scale (logits 1e-4). Returns the sites."""
-    theirs = run_reference(torch_model, batch.tokens, batch.mask, batch.positions, batch.type_ids)
+    given = (batch.tokens, batch.mask, batch.positions, batch.type_ids)
+    theirs = run_reference(torch_model, *given, patterns=True)
+    scores = [f"block.{i}.attn.scores" for i in range(model.config.layers)]
     with jax.default_matmul_precision("highest"):
-        x, ours = jmat.run(model, batch.tokens, mask=batch.mask, type_ids=batch.type_ids, keep=tuple(theirs))
+        x, ours = jmat.run(model, batch.tokens, mask=batch.mask, type_ids=batch.type_ids, keep=(*theirs, *scores))
+    patterns = [site for site in theirs if site.endswith(".pattern")]
     for site, expected in theirs.items():
         real = expected[batch.mask]
         tolerance = (1e-4 if site == "logits" else 1e-5) * max(1.0, float(np.abs(real).max()))
-        np.testing.assert_allclose(np.asarray(ours[site])[batch.mask], real, rtol=0, atol=tolerance, err_msg=site)
+        value = np.moveaxis(ours[site], 1, 2) if site in patterns else np.asarray(ours[site])
+        value = value.reshape(expected.shape)[batch.mask]
+        np.testing.assert_allclose(value, real, rtol=0, atol=tolerance, err_msg=site)
+    for pattern, site in zip(patterns, scores, strict=True):
+        check_scores(np.asarray(ours[site]), np.asarray(ours[pattern]), batch.mask)
     L = model.config.layers
     np.testing.assert_array_equal(x, ours[f"block.{L - 1}"])
-    return set(theirs)
+    return {*theirs, *scores}
+
+
+def check_scores(scores, pattern, mask):
+    """Asserts that the pattern, which agrees with transformers', is the softmax of the scores that count."""
+    looked_at = pattern > 0
+    exponents = np.where(looked_at, scores.astype(np.float64), -np.inf)
+    weights = np.exp(exponents - exponents.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True)
+    real = np.broadcast_to(mask[:, None], pattern.shape[:3])
+    np.testing.assert_allclose(pattern[real], expected[real], atol=1e-6)
+    assert np.isfinite(scores).all()
 
 
 @pytest.mark.parametrize("case", [*hf.CASES, *families.CASES], ids=lambda case: case.name)

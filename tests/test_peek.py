@@ -11,6 +11,7 @@ import pytest
 from jmat.capture.activations import capture
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
+from jmat.data.examples import mask_positions
 from jmat.forward import logits, run
 from jmat.maps.files import MapsInfo, save_maps
 from jmat.maps.types import Identity, Linear
@@ -44,7 +45,7 @@ def read(name, sentences=SENTENCES, layers=None, top=5):
     L, D = model.config.layers, model.config.width
     masked = not model.config.causal
     split = peeking.all_positions(sentences, tokenizer, max_length=128, masked=masked)
-    acts = capture(model, split, stream_sites(L), mask_token=tokenizer.mask_token_id if masked else None)
+    acts = capture(model, mask_positions(split, tokenizer.mask_token_id if masked else None), stream_sites(L))
     streams = [acts[site] for site in stream_sites(L)]
     noise = np.random.default_rng(0).normal(size=(L, D, D)).astype(np.float32) / D
     layers = layers or range(L + 1)

@@ -6,7 +6,7 @@ from flax import nnx
 
 from jmat import models
 from jmat.models import layers
-from jmat.models.layers import attend
+from jmat.models.attention import attention_pattern, attention_scores, masked
 
 
 def rounded(values):
@@ -24,7 +24,8 @@ def test_attention_scores_and_softmax_are_not_rounded():
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ v
     q, k, v = (jnp.asarray(x, jnp.bfloat16)[None, :, None] for x in (q, k, v))
-    found = attend(q, k, v, jnp.ones((1, T, T), bool), jnp.float32(1))
+    scores = masked(attention_scores(q, k, jnp.float32(1)), jnp.ones((1, T, T), bool))
+    found = jnp.einsum("BHTS,BSHK->BTHK", attention_pattern(scores, v.dtype), v)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(found, np.float64)[0, :, 0], expected, atol=0.03)
 

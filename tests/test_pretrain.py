@@ -46,7 +46,7 @@ def packed():
 def test_packing_keeps_every_sentence_whole_and_wastes_little():
     batch = packed()
     texts = []
-    for tokens, targets, segments, positions in zip(*batch, strict=True):
+    for tokens, segments, positions, targets in zip(*batch, strict=True):
         for segment in range(1, segments.max() + 1):
             at = segments == segment
             np.testing.assert_array_equal(positions[at], np.arange(at.sum()))
@@ -63,9 +63,9 @@ def test_packing_keeps_every_sentence_whole_and_wastes_little():
 def test_every_epoch_has_other_rows_and_equally_many():
     pairs = packing.next_tokens(SENTENCES, END)
     first, again, other = (packing.pack(pairs, T, (0, epoch)) for epoch in (0, 0, 1))
-    np.testing.assert_array_equal(first.inputs, again.inputs)
+    np.testing.assert_array_equal(first.tokens, again.tokens)
     assert first.rows == other.rows
-    assert sorted(map(tuple, first.inputs)) != sorted(map(tuple, other.inputs))
+    assert sorted(map(tuple, first.tokens)) != sorted(map(tuple, other.tokens))
 
 
 @pytest.mark.parametrize("sentences", [[], [[1, 2], []]])
@@ -99,16 +99,16 @@ def test_masking_is_berts():
     again = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
     jax.tree.map(np.testing.assert_array_equal, masked, again)
     other = packing.mask_tokens(batch, jax.random.key(2), mask_id=mask_id, vocab_size=V)
-    assert (np.asarray(other.inputs) != np.asarray(masked.inputs)).any(1).mean() > 0.9
+    assert (np.asarray(other.tokens) != np.asarray(masked.tokens)).any(1).mean() > 0.9
     weights = np.asarray(masked.weights) > 0
-    original = np.take_along_axis(batch.inputs, np.asarray(masked.places), 1)[weights]
-    seen = np.take_along_axis(np.asarray(masked.inputs), np.asarray(masked.places), 1)[weights]
+    original = np.take_along_axis(batch.tokens, np.asarray(masked.places), 1)[weights]
+    seen = np.take_along_axis(np.asarray(masked.tokens), np.asarray(masked.places), 1)[weights]
     np.testing.assert_array_equal(np.asarray(masked.targets)[weights], original)
     assert (original >= 5).all()
     assert weights.sum() / (batch.targets >= 0).sum() == pytest.approx(0.15, abs=0.003)
     assert (seen == mask_id).mean() == pytest.approx(0.8 + 0.1 / V, abs=0.015)
     assert (seen == original).mean() == pytest.approx(0.1 + 0.1 / V, abs=0.012)
-    changed = np.asarray(masked.inputs) != batch.inputs
+    changed = np.asarray(masked.tokens) != batch.tokens
     assert changed.sum() == (seen != original).sum()
 
 
@@ -117,7 +117,7 @@ def test_masked_loss_is_that_of_the_whole_sentence_at_the_masked_places():
     batch = packing.pack(packing.same_tokens([[2, *s[:10], 3] for s in SENTENCES], specials=range(5)), T)
     total, count, _ = training.masked_lm_loss(4)(model, batch, key)
     masked = packing.mask_tokens(batch, key, mask_id=4, vocab_size=V)
-    x, _ = forward.run(model, masked.inputs, segments=batch.segments)
+    x, _ = forward.run(model, masked.tokens, segments=batch.segments)
     log_probs = np.asarray(jax.nn.log_softmax(forward.logits(model, x)))
     rows = np.arange(batch.rows)[:, None]
     expected = -(log_probs[rows, masked.places, masked.targets] * np.asarray(masked.weights)).sum()
@@ -199,7 +199,7 @@ def test_muon_orthogonalizes_the_blocks_matrices_alone():
 def test_regularizers_are_their_formulas(kind):
     model, batch = gpt2(), packed()
     names = ("embed", "block.0", "block.1")
-    _, acts = forward.run(model, batch.inputs, segments=batch.segments, positions=batch.positions, keep=names)
+    _, acts = forward.run(model, batch.tokens, segments=batch.segments, positions=batch.positions, keep=names)
     h = np.stack([np.asarray(acts[name], np.float64)[batch.segments > 0] for name in names])
     cos = (h[1:] * h[:-1]).sum(-1) / np.linalg.norm(h[1:], axis=-1) / np.linalg.norm(h[:-1], axis=-1)
     penalties = {
@@ -218,7 +218,7 @@ def test_a_penalty_on_jumps_shortens_them():
     def distance(regularizer):
         loss = functools.partial(training.causal_lm_loss, regularizer=regularizer)
         model = after_steps(mesh.data_mesh(jax.devices()[:1]), loss=loss, steps=8)[0].model
-        x, acts = forward.run(model, packed().inputs, keep=("embed",))
+        x, acts = forward.run(model, packed().tokens, keep=("embed",))
         return float(jnp.square(x - acts["embed"]).mean())
 
     assert distance(Regularizer("mse", 5.0)) < 0.8 * distance(Regularizer())

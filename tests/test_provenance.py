@@ -9,8 +9,8 @@ from jmat.capture import stream as passes
 from jmat.capture.snapshots import Snapshots, go_on, text_hash
 from jmat.capture.stream import all_positions, packed_batches, partial_moments
 from jmat.checkpoint import parameters
+from jmat.data.batches import Batch
 from jmat.data.examples import Examples, Split, fingerprint
-from jmat.data.packing import Batch
 from jmat.runtime.digests import model_hash
 
 
@@ -45,11 +45,11 @@ def changes_of(values):
 
 def test_every_token_and_every_token_that_is_read_changes_the_texts_hash():
     rng = np.random.default_rng(0)
-    batches = [Batch(*rng.integers(5, size=(4, 3, 8)).astype(np.int32)) for _ in range(3)]
+    batches = [Batch(*rng.integers(5, size=(5, 3, 8)).astype(np.int32)) for _ in range(3)]
     seen = {text_hash(batches), text_hash(batches[::-1]), text_hash(batches[:2])}
     count = 3
     for k, batch in enumerate(batches):
-        for field in Batch._fields:
+        for field in ("tokens", "segments", "positions", "examples"):  # in which it is read follows from the last
             for changed in changes_of(getattr(batch, field)):
                 seen.add(text_hash([*batches[:k], batch._replace(**{field: changed}), *batches[k + 1 :]]))
                 count += 1
@@ -112,7 +112,7 @@ def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(gpt2, gpt2_example
     def owner(skip_first=0, pairs=(("embed", "block.0"), ("embed", "block.1")), devices=None, name="a", last=0):
         read = all_positions(split, skip_first=skip_first)
         batches = packed_batches(split, read, tokens_per_batch=128, row_multiple=1)
-        batches[-1].inputs[batches[-1].segments > 0] += last
+        batches[-1].tokens[batches[-1].segments > 0] += last
         snapshots = Snapshots(tmp_path, 0, {"model": name})
         partial_moments(gpt2, batches, list(pairs), devices=devices, snapshots=snapshots)
         return told[-1]

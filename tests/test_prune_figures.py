@@ -190,12 +190,14 @@ def test_kl_is_measured_on_as_many_sentences_as_asked_for(monkeypatch):
 
 def test_settings_reach_the_distillation(monkeypatch):
     given = {}
-    monkeypatch.setattr(plans, "distil", lambda *_, **settings: given.update(settings) or {})
+    monkeypatch.setattr(plans, "distil", lambda model, split, maps, **how: given.update(how, split=split) or {})
     how = plans.How(method="distil", score="angular", distil_steps=7, learning_rate=0.5, kl_weight=0.25, seed=11)
     how = dataclasses.replace(how, distil_loss="plain")
     list(plans.prune(teacher()._replace(mask_token=4), how, 1))
     given.pop("log")
-    expected = {"steps": 7, "learning_rate": 0.5, "kl_weight": 0.25, "loss": "plain", "seed": 11, "mask_token": 4}
+    masked = given.pop("split")  # as the model reads it
+    assert (masked.tokens[masked.starts + masked.positions] == 4).all()
+    expected = {"steps": 7, "learning_rate": 0.5, "kl_weight": 0.25, "loss": "plain", "seed": 11}
     assert given == expected
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import jmat
 from jmat.capture.activations import capture
-from jmat.data.examples import load_examples
+from jmat.data.examples import load_examples, mask_positions
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.models.sites import SUBMODULES, stream_sites
@@ -44,7 +44,7 @@ class Lab:
         sites = stream_sites(self.L)
         keep = tuple(dict.fromkeys((*sites, *part_sites(SUBMODULES, range(self.L)))))
         self.fit, self.held_out = (
-            capture(self.model, split, keep, mask_token=self.mask_token)
+            capture(self.model, mask_positions(split, self.mask_token), keep)
             for split in (self.examples.fit, self.examples.eval)
         )
         self.streams = [self.held_out[site] for site in sites]
@@ -116,7 +116,7 @@ def test_submodules(lab):
         name: {i: {(p, b): m for (p, b), m in lab.parts.items() if p in parts and b >= i} for i in range(lab.L + 1)}
         for name, parts in ABLATIONS.items()
     }
-    finals = ablate(lab.model, lab.examples.eval, plans, mask_token=lab.mask_token)
+    finals = ablate(lab.model, mask_positions(lab.examples.eval, lab.mask_token), plans)
     values = evaluate(lab.model, lab.streams[lab.L], {at: (Identity(), final) for at, final in finals.items()})
     rows = metric_rows(values, lab.L)
     if want:

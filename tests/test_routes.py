@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jmat.capture.activations import capture
-from jmat.capture.stream import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.data.examples import mask_positions
 from jmat.maps.files import load_maps
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
@@ -21,9 +21,9 @@ def test_maps_of_both_routes_predict_the_same(family, tolerance, targets, interc
     # A post-norm stream is all but dependent: the activations' own rounding shows in BERT's maps.
     model, split = request.getfixturevalue(family), few(request.getfixturevalue(f"{family}_examples").fit, 700)
     mask_token, L = {"gpt2": None, "bert": 4}[family], model.config.layers
-    acts = list(capture(model, split, stream_sites(L), mask_token=mask_token).values())
+    seen = mask_positions(split, mask_token)
+    acts = list(capture(model, seen, stream_sites(L)).values())
     want, solutions = fit_jumps(acts, targets=targets, intercept=intercept)
-    seen = split if mask_token is None else mask_positions(split, mask_token)
     batches = packed_batches(seen, sampled_positions(seen), row_multiple=4)
     moments = stream_moments(model, batches, jump_pairs(L, targets=targets))
     got, streamed = fit_jumps_to_moments(moments, L, targets=targets, intercept=intercept)
@@ -37,14 +37,12 @@ def test_maps_of_both_routes_predict_the_same(family, tolerance, targets, interc
         assert streamed[i].weights.shape == solution.weights.shape
 
 
-def test_collected_activations_are_those_of_a_plain_forward_pass(gpt2, gpt2_examples):
+def test_activations_of_all_tokens_are_those_of_a_plain_forward_pass(gpt2, gpt2_examples):
     split = few(gpt2_examples.eval, 40)
     read = all_positions(split, skip_first=1)
-    batches = packed_batches(split, read, tokens_per_batch=512, row_multiple=4)
-    got = collect(gpt2, batches, ("embed", "block.2"))
-    order = np.argsort(np.concatenate([batch.targets[batch.targets >= 0] for batch in batches]))
+    got = capture(gpt2, split.with_examples(read), ("embed", "block.2"), tokens_per_batch=512)
     for site, want in in_memory(gpt2, split, read, ("embed", "block.2")).items():
-        np.testing.assert_allclose(got[site][order], want, atol=1e-5)
+        np.testing.assert_allclose(got[site], want, atol=1e-5)
 
 
 def test_the_smaller_route_is_chosen_and_why():

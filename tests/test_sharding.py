@@ -98,8 +98,8 @@ def test_a_model_is_loaded_split_and_stays_where_it_is(gpt2):
     for got, want in zip(jax.tree.leaves(model), jax.tree.leaves(gpt2), strict=True):
         np.testing.assert_array_equal(got, want)
         assert got.sharding == parameter_sharding(data_mesh(), want.shape)
-    assert place(data_mesh(), model) is model
-    for copied in (place(data_mesh(), gpt2), place(data_mesh(jax.devices()[:2]), model)):
+    assert place(model) is model
+    for copied in (place(gpt2), place(model, data_mesh(jax.devices()[:2]))):
         assert not any(map(gathered, jax.tree.leaves(copied)))
     narrow = jmat.load(REFERENCE / "gpt2", shard_parameters=True, dtype="bfloat16")[0]
     plain = jmat.load(REFERENCE / "gpt2", dtype="bfloat16")[0]

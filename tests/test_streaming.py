@@ -12,12 +12,14 @@ from jmat.capture.activations import capture
 from jmat.capture.moments import combine, merge, second_moments
 from jmat.capture.stream import (
     all_positions,
+    block_by_block,
     packed_batches,
     partial_moments,
     sampled_positions,
     stream_moments,
-    visit,
 )
+from jmat.capture.sweep import on_devices
+from jmat.data.batches import Batch
 from jmat.data.examples import Split, mask_positions
 from jmat.maps.from_moments import fit
 from jmat.maps.least_squares import lstsq
@@ -108,8 +110,8 @@ def test_sampled_positions_give_the_maps_of_stored_activations(gpt2, gpt2_exampl
     # A post-norm stream is all but dependent: the activations' own rounding shows in BERT's map.
     for model, examples, mask_token, tolerance in ((gpt2, gpt2_examples, None, 1e-4), (bert, bert_examples, 4, 1e-2)):
         part = few(examples.fit, 120)
-        acts = capture(model, part, ("block.0", "block.1"), mask_token=mask_token, tokens_per_batch=20_000)
-        seen = part if mask_token is None else mask_positions(part, mask_token)
+        seen = mask_positions(part, mask_token)
+        acts = capture(model, seen, ("block.0", "block.1"), tokens_per_batch=20_000)
         packed = packed_batches(seen, sampled_positions(seen), tokens_per_batch=1024, row_multiple=4)
         moments = stream_moments(model, packed, [("block.0", "block.1")])
         check(moments, acts, [("block.0", "block.1")], 2e-6)
@@ -126,10 +128,11 @@ def test_bfloat16_activations_are_summed_in_float64_as_they_are(split):
     pairs = [("embed", "block.0"), ("block.2.ffn.in", "block.2.ffn")]
     batches = packed_batches(split, all_positions(split), tokens_per_batch=512, row_multiple=4)
     acts = {site: [] for pair in pairs for site in pair}
-    for batch, _, values in visit(model, batches, pairs):
-        for site, value in values.items():
-            assert value.dtype == "bfloat16"
-            acts[site].append(np.asarray(value.astype("float32"))[batch.targets >= 0])
+    for batch, placed in on_devices(batches):
+        for values in block_by_block(model, pairs)(*placed[:3]):
+            for site, value in values.items():
+                assert value.dtype == "bfloat16"
+                acts[site].append(np.asarray(value.astype("float32"))[batch.examples >= 0])
     acts = {site: np.concatenate(values) for site, values in acts.items()}
     moments = stream_moments(model, batches, pairs)
     check(moments, acts, pairs, 1e-14)
@@ -155,7 +158,7 @@ def test_memory_and_programs_do_not_grow_with_the_text(gpt2, batches, streamed):
 
 
 def test_every_pair_comes_once_a_batch_and_blocks_come_apart(gpt2, batches):
-    parts = [set(acts) for _, _, acts in visit(gpt2, batches[:1], PAIRS)]
+    parts = [set(acts) for acts in block_by_block(gpt2, PAIRS)(*batches[0][:3])]
     assert parts == [{"block.1.ln_2.in", "block.1.ln_2"}, set(SITES) - {"block.1.ln_2.in", "block.1.ln_2"}]
 
 
@@ -163,18 +166,18 @@ def test_batches_hold_every_token_once_in_rows_of_one_shape(gpt2_examples):
     split = gpt2_examples.fit
     read = all_positions(split, skip_first=2)
     batches = packed_batches(split, read, tokens_per_batch=2000, row_multiple=4)
-    assert len({batch.inputs.shape for batch in batches}) == 1
-    assert batches[0].rows % 4 == 0
-    for field in ("inputs", "targets", "segments", "positions"):
+    assert len({batch.tokens.shape for batch in batches}) == 1
+    assert len(batches[0].tokens) % 4 == 0
+    for field in Batch._fields:
         assert all(getattr(batch, field).dtype == np.int32 for batch in batches)
-    targets, inputs, positions = (
+    examples, tokens, positions = (
         np.concatenate([getattr(batch, field).ravel() for batch in batches])
-        for field in ("targets", "inputs", "positions")
+        for field in ("examples", "tokens", "positions")
     )
-    index = targets[targets >= 0]
+    index = examples[examples >= 0]
     assert sorted(index) == np.flatnonzero(read).tolist()
-    np.testing.assert_array_equal(split.tokens[index], inputs[targets >= 0])
-    assert positions[targets >= 0].min() == 2
+    np.testing.assert_array_equal(split.tokens[index], tokens[examples >= 0])
+    assert positions[examples >= 0].min() == 2
     full = np.concatenate([(batch.segments > 0).ravel() for batch in batches[:-1]])
     assert full.mean() > 0.97
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jmat.data.packing import Batch, pack, same_tokens
+from jmat.data.packing import TrainingBatch, pack, same_tokens
 from jmat.runtime import mesh
 from jmat.training import train as training
 
@@ -77,13 +77,13 @@ def test_the_loss_is_a_mean_over_predictions_and_its_penalty_over_tokens():
 
 def test_batches_go_on_where_they_were(batch):
     """Step k of an epoch of three batches, whatever step one begins with."""
-    packed = Batch(*(np.repeat(np.arange(7, dtype=np.int32)[:, None], T, axis=1) for _ in range(4)))
+    packed = TrainingBatch(*(np.repeat(np.arange(7, dtype=np.int32)[:, None], T, axis=1) for _ in range(4)))
 
     def rows(epoch):
-        return Batch(*(field + 100 * epoch for field in packed))
+        return TrainingBatch(*(field + 100 * epoch for field in packed))
 
     def read(first):
-        return [(step, sorted(set(b.inputs.ravel().tolist()))) for step, b in training.batches(rows, 2, first, 7)]
+        return [(step, sorted(set(b.tokens.ravel().tolist()))) for step, b in training.batches(rows, 2, first, 7)]
 
     everything = [(s, [100 * (s // 3) + 2 * (s % 3), 100 * (s // 3) + 2 * (s % 3) + 1]) for s in range(7)]
     assert read(0) == everything

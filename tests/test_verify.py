@@ -53,10 +53,10 @@ def test_the_same_model_matches(model, torch_model):
     ("path", "first"),
     [
         ("embed.positions.table", "embed"),
-        ("blocks.0.attn.k.kernel", "block.0.attn"),
+        ("blocks.0.attn.k.kernel", "block.0.attn.k"),
         ("blocks.0.attn.o.bias", "block.0.attn"),
         ("blocks.1.ln_2.bias", "block.1.ln_2"),
-        ("blocks.1.ffn.up.kernel", "block.1.ffn"),
+        ("blocks.1.ffn.up.kernel", "block.1.ffn.hidden"),
         ("final_norm.scale", "final_norm"),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_clock_runs_on_the_fitted_maps_and_the_cheap_checks(lab, outcome, ti
             value, low, high = (f"{100 * end:.1f}" for end in ends)
             share, points = f"saves {value}% [{low}%, {high}%] of", f"{value} points [{low}, {high}] at"
             assert (points if row["map"] == "mat - id" else share) in found["note"]
-    assert (sample[0].tokens.tolist(), *sample[1:]) == (lab.examples.eval.tokens.tolist(), None, 7)
+    assert (sample[0].tokens.tolist(), *sample[1:]) == (lab.examples.eval.tokens.tolist(), 7)
 
 
 def test_maps_are_kept_and_figures_printed(lab, outcome):

@@ -6,11 +6,13 @@ import re
 import numpy as np
 import pytest
 
+from jmat.checkpoint import parameters
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.runtime.digests import model_hash
 from jmat.studies.linearity.intrinsic import log_ratios, maximum_likelihood
 from tests.by_hand import Lab, affine, same
-from tests.inside import call, changed_model, text
+from tests.inside import call, changed_model, loaded, text
 from tests.test_reference import REFERENCE
 
 GIVEN = {"num_fit": 60, "num_eval": 40, "seed": 3, "protocol": "jmat", "skip_first": 2}
@@ -27,9 +29,31 @@ def acts(family="gpt2"):
 
 
 @pytest.fixture(scope="module")
-def outcome():
+def passes():
+    """The model and the snapshots of every pass."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def outcome(passes):
+    def measure(model, *given, snapshots, progress, run):
+        passes.append((model, snapshots))
+        return run(model, *given, snapshots=snapshots, progress=progress)
+
     more = {"revisions": [changed_model()], "against": changed_model()}
-    return call("linearity", "--all_pairs", "--intrinsic_dimension", corpus=text(), **more, **GIVEN)
+    with loaded("linearity") as script, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "measure", functools.partial(measure, run=script.measure))
+        return call("linearity", "--all_pairs", "--intrinsic_dimension", corpus=text(), **more, **GIVEN)
+
+
+def test_every_pass_has_snapshots_of_its_own_model(outcome, passes):
+    assert [snapshots.folder for _, snapshots in passes] == [
+        outcome.out / "checkpoints" / name for name in ("fit", "revision-0", "against")
+    ]
+    hashes = [model_hash(parameters(model)) for model, _ in passes]
+    assert [list(snapshots.owner.values()) for _, snapshots in passes] == [[each] for each in hashes]
+    assert hashes[0] != hashes[1] == hashes[2]
+    assert not (outcome.out / "checkpoints").exists()  # all is done
 
 
 def energy(values):

@@ -12,12 +12,13 @@ from tokenizers import processors
 
 import jmat
 from jmat import models
+from jmat.data import corpus
 from jmat.studies import layer_jump
 from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.settings import Subject
 from jmat.studies.verify.report import Report, SiteDifference
 from jmat.training.penalties import Regularizer
-from tests.inside import call, loaded
+from tests.inside import call, loaded, text
 from tests.test_reference import REFERENCE
 
 
@@ -171,3 +172,110 @@ def test_variants_of_the_study():
         for kinds, weights in ((["lasso"], ["1"]), (["mse"], ["-1"]), (["mse"], ["inf"]), (["mse"], ["x"])):
             with pytest.raises(ValueError, match=r"--(kinds|weights) has"):
                 list(script.variants(kinds, weights))
+
+
+def test_a_continuation_ends_before_the_token_of_the_end(gpt2, monkeypatch):
+    _, tokenizer = jmat.load(REFERENCE / "gpt2")
+    word = tokenizer(" value")["input_ids"][0]
+    said = iter([word, tokenizer.eos_token_id])
+    with loaded("bundled_quality") as script:
+        best = lambda model, x: np.eye(len(tokenizer), dtype=np.float32)[[next(said)]]  # noqa: E731
+        monkeypatch.setattr(script.forward, "logits", best)
+        told = script.complete(gpt2, tokenizer, "Returns the", temperature=0.0, key=jax.random.key(0))
+    assert told == tokenizer.decode([*tokenizer("Returns the")["input_ids"], word])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (("--num_fit=300",), "has 260 distinct sentences"),
+        (("--piece_length=5000",), "pieces of 5000 characters"),
+        (("--corpus=docs", "--num_fit=300"), "corpus docs has 260 distinct sentences"),
+        (("--num_fit=60", "--num_eval=30"), None),
+    ],
+)
+def test_the_text_of_the_study_is_checked_before_a_model_is_trained(given, problem, monkeypatch):
+    monkeypatch.setitem(corpus._NAMED, "docs", lambda: corpus.text_sentences(text()))
+    with loaded("check_text") as script:
+        monkeypatch.setattr(sys, "argv", ["experiments.check_text"])
+        flags.FLAGS(["experiments.check_text", f"--corpus={text()}", *given])
+        if problem is None:
+            script.main([])
+        else:
+            with pytest.raises(ValueError, match=problem):
+                script.main([])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "din2023"),
+        (("--protocol=jmat",), "jmat"),
+        (("--protocol=jmat", "--skip_first=0", "--noskip_special"), "jmat, skip_first=0, skip_special=false"),
+        (("--protocol=jmat", "--skip_special"), "jmat, skip_special=true"),
+        (("--protocol=jmat", "--positions_per_sentence=2"), "jmat, 2 positions a sentence"),
+        (("--protocol=jmat", "--positions_per_sentence=2", "--fit_tokens=all"), "jmat, all tokens"),
+        (("--piece_length=40", "--fit_tokens=all"), "din2023, all tokens, pieces of 40 characters"),
+    ],
+)
+def test_maps_say_how_their_positions_were_chosen(monkeypatch, given, said):
+    with loaded("layer_jump") as script:
+        monkeypatch.setattr(sys, "argv", ["experiments.layer_jump"])
+        flags.FLAGS(["experiments.layer_jump", *given])
+        job = types.SimpleNamespace(config=script.common.own_flags())
+        assert script.common.Job._protocol(job) == said
+
+
+NEED_HEADS = {"layer_jump", "submodule_ablation", "early_exit", "peek", "cross_corpus", "prune", "probe"}
+
+
+@pytest.mark.parametrize("name", [*sorted(NEED_HEADS), "r2", "linearity"])
+def test_models_without_a_head_are_refused_where_predictions_are_needed(name, monkeypatch):
+    model, tokenizer = jmat.load(REFERENCE / "gpt2")
+    model.head = None
+
+    def stop(*_, **__):
+        raise ValueError("it goes on")
+
+    with loaded(name) as script:
+        monkeypatch.setattr(script.common, "load", lambda *_, **__: (model, tokenizer))
+        monkeypatch.setattr(script.common, "prepare_examples", stop)
+        with pytest.raises(ValueError, match="has no language-model head" if name in NEED_HEADS else "it goes on"):
+            call(name, corpus=text(), seed=77)
+
+
+def test_the_short_list_is_as_long_as_the_vocabulary_at_most():
+    def stop(config, values, split, protocol, cheap, **_):
+        raise ValueError(f"{cheap}")
+
+    with loaded("early_exit") as script, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "curve_rows", stop)
+        with pytest.raises(ValueError, match=r"\{'check_every': 3, 'words': 768\}"):
+            call("early_exit", corpus=text(), num_fit=70, num_eval=10, short_list=5000, check_every=3)
+
+
+def test_training_logs_measures_saves_and_keeps_at_its_steps(monkeypatch):
+    """Seven steps; --log_every=2, --eval_every=3, --keep_every=2, and a checkpoint every four."""
+    done, batch = {"log": [], "save": [], "keep": []}, types.SimpleNamespace(segments=np.ones((2, 3), np.int32))
+    state = types.SimpleNamespace(model=0)
+
+    def take(state, batch):
+        return types.SimpleNamespace(model=state.model + 1), jax.numpy.float32(state.model)
+
+    with loaded("pretrain") as script:
+        flags.FLAGS(["experiments.pretrain", "--log_every=2", "--eval_every=3", "--keep_every=2"])
+        ended, finished = script.train(
+            state,
+            take,
+            ((step, batch) for step in range(7)),
+            lambda *given: done["log"].append(given[:2]),
+            lambda model: {"loss": 1.0, "count": 9},
+            lambda state: done["save"].append(state.model),
+            lambda state: done["keep"].append(state.model),
+            4,
+            7,
+        )
+    assert (ended.model, finished) == (7, True)
+    assert (done["save"], done["keep"]) == ([4, 7], [2, 4, 6])
+    for name, steps in (("loss", [2, 4, 6, 7]), ("tokens_per_second", [2, 4, 6, 7]), ("held_out_loss", [3, 6, 7])):
+        assert [step for step, logged in done["log"] if logged == name] == steps

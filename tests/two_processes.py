@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 import jmat
 from experiments import cli, common, layer_jump, linearity
@@ -20,8 +21,11 @@ from jmat.capture.moments import second_moments
 from jmat.capture.stream import all_positions, packed_batches, stream_moments
 from jmat.checkpoint import parameters
 from jmat.data.examples import load_examples
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
+from jmat.studies.evaluation import evaluate
 from tests.test_streaming import few
 
 SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}
@@ -39,6 +43,19 @@ def fewer_batches_than_processes(model, examples):
     for x, y in PAIRS:
         found[f"{x} {y}"] = np.asarray(second_moments(moments, x, y, centred=True))
     return found | capture(model, split, ("embed", "block.3"))
+
+
+def evaluated(model, examples):
+    """Every example's figures, which both processes have though each computes a half; and the hosts' predictions."""
+    streams = capture(model, few(examples.eval, 60), ("block.1", "block.3"))
+    shortcuts = {("id", 2): (Identity(), streams["block.1"])}
+    predictions, seen = Predictions(), []
+    add = predictions.add
+    predictions.add = lambda logits, real=None: seen.append(logits.shape[0]) or add(logits, real)
+    values = evaluate(model, streams["block.3"], shortcuts, examples_per_batch=8, predictions=predictions)["id", 2]
+    assert sum(seen) == 64 // hosts.count()  # no process computes all
+    assert predictions._count == 60
+    return {f"evaluated {name}": value for name, value in values.items()}
 
 
 def exchanges():
@@ -87,11 +104,13 @@ def main(port, processes, me, out):
         "--tokens_per_batch=1024",
         *joined,
     ]
-    layer_jump.plot_by_layer = linearity.plot = lambda *args, **kwargs: []  # drawing is slow, and tested elsewhere
+    layer_jump.plot_by_layer = lambda *args, **kwargs: Figure()  # drawing is slow, and tested elsewhere
+    linearity.plot = lambda *args, **kwargs: ""
     ends = {name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS}
     ends["claimed"] = run("linearity", [*base, f"--out={folder / 'layer_jump'}"])
     model = jmat.load(folder)[0]
-    found = fewer_batches_than_processes(model, load_examples(folder / "examples.npz"))
+    examples = load_examples(folder / "examples.npz")
+    found = fewer_batches_than_processes(model, examples) | evaluated(model, examples)
     said = []
     if processes > 1:
         more, said = exchanges()

@@ -17,7 +17,7 @@ import jmat
 from experiments.benchmarking.setup import sentences_of
 from jmat.capture.stream import all_positions, packed_batches, stream_moments
 from jmat.checkpoint import load_model
-from jmat.data.packing import Batch
+from jmat.data.batches import Batch
 from jmat.maps.jumps import jump_pairs
 from jmat.models.config import ModelConfig
 

@@ -13,9 +13,10 @@ from experiments.benchmarking import memory, rivals
 from experiments.benchmarking.peak import matmul_chain
 from experiments.benchmarking.rows import Goal, Row, duration, missing_row, paired_row, ratio_row, seconds_rows
 from experiments.benchmarking.setup import Bench
-from jmat.capture.activations import capture, packed_readings, reading_batches
+from jmat.capture.activations import capture
+from jmat.capture.reading import reading_batches
 from jmat.capture.stream import stream_moments
-from jmat.data.batches import Padded, padding_mask
+from jmat.data.batches import Batch
 from jmat.data.examples import Split
 from jmat.forward import run
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
@@ -49,7 +50,7 @@ def capture_rows(bench: Bench) -> list[Row]:
     tokens count: what padding, transfers and all that is no matrix product take is time lost.
     """
     config, split, size = bench.config, bench.eval, bench.tokens_per_batch
-    batches = reading_batches(config, split, None, size)
+    batches = reading_batches(config, split, size, alone=True)
     tokens, flops = _real_work(config, batches)
     chain, chain_flops = matmul_chain(block_shapes(config, size), bench.dtype)
     works: dict[str, Work] = {
@@ -66,7 +67,7 @@ def capture_rows(bench: Bench) -> list[Row]:
     taken = in_turn(works, bench.repeats)
     best = min(taken["jmat"])
     peak = bench.peak or chain_flops / min(taken["matmul"] + taken.get("torch matmul", []))
-    packed = sum(batch.tokens.size for batch in packed_readings(config, split, None, size))
+    packed = sum(batch.tokens.size for batch in reading_batches(config, split, size))
     rows = seconds_rows("capture", taken, tokens=tokens)
     figures = {
         "compile_seconds": max(first - best, 0.0),
@@ -85,19 +86,19 @@ def capture_rows(bench: Bench) -> list[Row]:
     return [*rows, paired_row("capture", same, other, CAPTURE_GOAL, metric="same batches")]
 
 
-def _padded(model: Any, batches: Sequence[Padded]) -> list[Float[ndarray, "n D"]]:
+def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]:
     """h_0 .. h_L at the positions of padded batches, on the host."""
     keep, values = stream_sites(model.config.layers), []
     for batch in batches:
-        acts = run(model, batch.tokens, keep=keep, mask=padding_mask(batch), read_at=batch.positions)[1]
+        acts = run(model, batch.tokens, keep=keep, mask=batch.segments > 0, read_at=batch.read_at)[1]
         real = batch.examples >= 0
         values += [np.asarray(stream, np.float32)[real] for stream in acts.values()]
     return values
 
 
-def _real_work(config: ModelConfig, batches: Sequence[Padded]) -> tuple[int, float]:
+def _real_work(config: ModelConfig, batches: Sequence[Batch]) -> tuple[int, float]:
     """Real tokens in the batches, and the floating-point operations of the blocks over them."""
-    lengths = np.concatenate([batch.lengths[(batch.examples >= 0).any(1)] for batch in batches]).astype(np.float64)
+    lengths = np.concatenate([batch.lengths[batch.lengths > 0] for batch in batches]).astype(np.float64)
     return int(lengths.sum()), float(config.layers * block_flops(config, lengths, (lengths + 1) / 2).sum())
 
 
@@ -107,7 +108,7 @@ def block_shapes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]
     return [*[(tokens, D, D)] * 4, (tokens, D, F), (tokens, F, D)]
 
 
-def _faster_attention(bench: Bench, batches: Sequence[Padded]) -> tuple[str, Work]:
+def _faster_attention(bench: Bench, batches: Sequence[Batch]) -> tuple[str, Work]:
     """transformers with eager or sdpa attention, whichever reads a middle batch faster, ready to read all of them."""
     middle = [batches[len(batches) // 2]]
     middle = [_renumbered(batch) for batch in middle]
@@ -120,10 +121,10 @@ def _faster_attention(bench: Bench, batches: Sequence[Padded]) -> tuple[str, Wor
     return f"torch ({attention})", rivals.torch_streams(bench.folder, batches, attention, bench.dtype)
 
 
-def _renumbered(batch: Padded) -> Padded:
-    """The batch as if its examples were all there are."""
+def _renumbered(batch: Batch) -> Batch:
+    """Returns the batch as if its examples were all there are."""
     examples = np.where(batch.examples >= 0, np.cumsum(batch.examples >= 0).reshape(batch.examples.shape) - 1, -1)
-    return Padded(batch.tokens, batch.lengths, batch.positions, examples.astype(np.int32))
+    return batch._replace(examples=examples.astype(np.int32))
 
 
 # --- statistics that stream by ----------------------------------------------------------------------------------------
@@ -136,14 +137,14 @@ def streaming_rows(bench: Bench) -> list[Row]:
     pairs = jump_pairs(config.layers)
     run = lambda: stream_moments(bench.model, batches, pairs)  # noqa: E731
     first = seconds(run)
-    tokens_per_batch = batches[0].inputs.size
+    tokens_per_batch = batches[0].tokens.size
     chain, chain_flops = matmul_chain(block_shapes(config, tokens_per_batch), bench.dtype)
     wide, wide_flops = matmul_chain([(config.width, tokens_per_batch, config.width)] * 4, "float64")
     taken = in_turn({"jmat": run, "matmul": chain, "matmul float64": wide}, bench.repeats)
     best = min(taken["jmat"])
     moments = run()
     maps = in_turn({"jmat": lambda: fit_jumps_to_moments(moments, config.layers)[0]}, 2)["jmat"]
-    tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
+    tokens = sum(int((batch.examples >= 0).sum()) for batch in batches)
     rows = seconds_rows("streaming", taken, tokens=tokens)
     rows += [
         {"map": "streaming", "metric": "compile_seconds", "value": max(first - best, 0.0)},
@@ -151,7 +152,7 @@ def streaming_rows(bench: Bench) -> list[Row]:
         {"map": "streaming", "metric": "map_seconds", "value": min(maps), "n": cost.pair_count(config, "all")},
     ]
     peak = bench.peak or chain_flops / min(taken["matmul"])
-    row_length = batches[0].inputs.shape[1]
+    row_length = batches[0].tokens.shape[1]
     model_flops = cost.capture_flops(config, tokens, row_length)
     rows.append({"map": "streaming", "metric": "mfu", "value": model_flops / best / peak, "n": tokens})
     machine = cost.Machine(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from jmat.data.batches import Padded, padding_mask
+from jmat.data.batches import Batch
 
 
 def installed(package: str) -> bool:
@@ -39,7 +39,7 @@ def svd_linearity(X: Any, Y: Any) -> float:
 
 
 def torch_streams(
-    folder: pathlib.Path, batches: Sequence[Padded], attention: str, dtype: str
+    folder: pathlib.Path, batches: Sequence[Batch], attention: str, dtype: str
 ) -> Callable[[], list[Float[ndarray, "N D"]]]:
     """h_0 .. h_L at the batches' positions by transformers, with output_hidden_states; `attention`: eager or sdpa.
 
@@ -60,10 +60,10 @@ def torch_streams(
         with torch.inference_mode():
             for batch in batches:
                 tokens = torch.from_numpy(batch.tokens).long().to(device)
-                real = torch.from_numpy(padding_mask(batch)).to(device)
+                real = torch.from_numpy(batch.segments > 0).to(device)
                 out = model(tokens, attention_mask=real, output_hidden_states=True, use_cache=False)
                 rows, columns = np.nonzero(batch.examples >= 0)
-                places = batch.positions[rows, columns]
+                places = batch.read_at[rows, columns]
                 examples = batch.examples[rows, columns]
                 for k, stream in enumerate(out.hidden_states):
                     if k == len(values):

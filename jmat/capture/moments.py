@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 from numpy import ndarray
 
 from jmat.runtime import hosts
+from jmat.runtime.precision import float64
 
 Pair = tuple[str, str]  # (source site, target site)
 
@@ -63,6 +64,7 @@ class Moments:
         return [(source, target) for source in self.cross for target in self.cross[source]]
 
 
+@float64()
 def zeros(pairs: Iterable[Pair], widths: Mapping[str, int], *, parts: int | None = None) -> Moments:
     """Nothing seen yet.
 
@@ -72,19 +74,19 @@ def zeros(pairs: Iterable[Pair], widths: Mapping[str, int], *, parts: int | None
     pairs = list(dict.fromkeys(pairs))
     if not pairs:
         raise ValueError("no pairs of sites: there is nothing to sum up.")
-    with jax.enable_x64(True):
-        sites = dict.fromkeys(site for pair in pairs for site in pair)
-        lead = () if parts is None else (parts,)
-        make = lambda *shape: jnp.zeros((*lead, *shape), jnp.float64)  # noqa: E731
-        shift, sums, squares = ({site: make(widths[site]) for site in sites} for _ in range(3))
-        own = {source: make(widths[source], widths[source]) for source, _ in pairs}
-        cross: dict[str, dict[str, Any]] = {source: {} for source in own}
-        for source, target in pairs:
-            if target != source:
-                cross[source][target] = make(widths[source], widths[target])
-        return Moments({site: make() for site in sites}, shift, sums, squares, own, cross)
+    sites = dict.fromkeys(site for pair in pairs for site in pair)
+    lead = () if parts is None else (parts,)
+    make = lambda *shape: jnp.zeros((*lead, *shape), jnp.float64)  # noqa: E731
+    shift, sums, squares = ({site: make(widths[site]) for site in sites} for _ in range(3))
+    own = {source: make(widths[source], widths[source]) for source, _ in pairs}
+    cross: dict[str, dict[str, Any]] = {source: {} for source in own}
+    for source, target in pairs:
+        if target != source:
+            cross[source][target] = make(widths[source], widths[target])
+    return Moments({site: make() for site in sites}, shift, sums, squares, own, cross)
 
 
+@float64()
 def update(
     moments: Moments,
     acts: Mapping[str, Float[Array | ndarray, "*batch D"]],
@@ -111,16 +113,15 @@ def update(
             raise ValueError(f"of the pair {pair}, the batch has only {there.pop()!r}; both must come together.")
     count, shift, sums = dict(moments.count), dict(moments.shift), dict(moments.sums)
     squares, own, cross = dict(moments.squares), dict(moments.own), {s: dict(to) for s, to in moments.cross.items()}
-    with jax.enable_x64(True):
-        for site, x in acts.items():
-            vectors = (shift[site], sums[site], squares[site])
-            count[site], shift[site], sums[site], squares[site] = _add_vectors(count[site], vectors, x, weights)
-        for source in acts.keys() & own.keys():
-            c, x = shift[source], acts[source]
-            own[source] = _add_product(own[source], c, c, x, x, weights)
-            for target in cross[source]:
-                total = cross[source][target]
-                cross[source][target] = _add_product(total, c, shift[target], x, acts[target], weights)
+    for site, x in acts.items():
+        vectors = (shift[site], sums[site], squares[site])
+        count[site], shift[site], sums[site], squares[site] = _add_vectors(count[site], vectors, x, weights)
+    for source in acts.keys() & own.keys():
+        c, x = shift[source], acts[source]
+        own[source] = _add_product(own[source], c, c, x, x, weights)
+        for target in cross[source]:
+            total = cross[source][target]
+            cross[source][target] = _add_product(total, c, shift[target], x, acts[target], weights)
     return Moments(count, shift, sums, squares, own, cross)
 
 
@@ -157,18 +158,19 @@ def _by_part(add, first, *state, x, weights):
     return (jax.vmap(add) if parts else add)(first, *state, *rows, w)
 
 
+@float64()
 def combine(moments: Moments) -> Moments:
     """The partial sums of all devices of this process, added up on the first of them; exact up to float64 rounding."""
-    with jax.enable_x64(True):
-        shards = [leaf.addressable_shards for leaf in jax.tree.leaves(moments)]
-        home = shards[0][0].device
-        parts = []
-        for k in range(len(shards[0])):
-            leaves = [jax.device_put(shard[k].data.reshape(shard[k].data.shape[1:]), home) for shard in shards]
-            parts.append(jax.tree.unflatten(jax.tree.structure(moments), leaves))
+    shards = [leaf.addressable_shards for leaf in jax.tree.leaves(moments)]
+    home = shards[0][0].device
+    parts = []
+    for k in range(len(shards[0])):
+        leaves = [jax.device_put(shard[k].data.reshape(shard[k].data.shape[1:]), home) for shard in shards]
+        parts.append(jax.tree.unflatten(jax.tree.structure(moments), leaves))
     return functools.reduce(merge, parts)
 
 
+@float64()
 def merge(first: Moments, second: Moments) -> Moments:
     """The moments of both texts together, as if one pass had seen both; exact up to float64 rounding.
 
@@ -180,10 +182,10 @@ def merge(first: Moments, second: Moments) -> Moments:
     ]
     if layouts[0] != layouts[1]:
         raise ValueError("these moments are of other pairs of sites, or of other widths: they cannot be added.")
-    with jax.enable_x64(True):
-        return _merge(first, second)
+    return _merge(first, second)
 
 
+@float64()
 def merge_hosts(moments: Moments) -> Moments:
     """The moments of all processes together, the same in each; what was passed in is used up (donated).
 
@@ -193,16 +195,15 @@ def merge_hosts(moments: Moments) -> Moments:
         return moments
     sites = list(moments.count)
     ends = np.cumsum([width(moments, site) for site in sites])[:-1]
-    with jax.enable_x64(True):
-        counts = np.stack(hosts.gather(np.array([moments.count[site] for site in sites])))
-        shifts = [np.split(each, ends) for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))]
-        seen_by = (counts > 0).argmax(0).tolist()
-        origin = {site: shifts[process][k] for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))}
-        leaves, tree = jax.tree.flatten(_about_origin(moments, origin))
-        for k, leaf in enumerate(leaves):
-            total = functools.reduce(np.add, hosts.gather(np.asarray(leaf)))
-            leaves[k] = jnp.asarray(total.reshape(jnp.shape(leaf)))
-        shift = {site: jnp.asarray(c) for site, c in origin.items()}
+    counts = np.stack(hosts.gather(np.array([moments.count[site] for site in sites])))
+    shifts = [np.split(each, ends) for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))]
+    seen_by = (counts > 0).argmax(0).tolist()
+    origin = {site: shifts[process][k] for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))}
+    leaves, tree = jax.tree.flatten(_about_origin(moments, origin))
+    for k, leaf in enumerate(leaves):
+        total = functools.reduce(np.add, hosts.gather(np.asarray(leaf)))
+        leaves[k] = jnp.asarray(total.reshape(jnp.shape(leaf)))
+    shift = {site: jnp.asarray(c) for site, c in origin.items()}
     return dataclasses.replace(jax.tree.unflatten(tree, leaves), shift=shift)
 
 
@@ -242,20 +243,20 @@ def _moved(total, count, sums, steps):
 # --- what is read off -------------------------------------------------------------------------------------------------
 
 
+@float64()
 def mean(moments: Moments, site: str) -> Float[Array | ndarray, " D"]:
     """Returns the mean of the activations, float64."""
-    with jax.enable_x64(True):
-        return moments.shift[site] + moments.sums[site] / moments.count[site]
+    return moments.shift[site] + moments.sums[site] / moments.count[site]
 
 
+@float64()
 def second_moments(moments: Moments, source: str, target: str, *, centred: bool) -> Float[Array | ndarray, "D E"]:
     """`Σ w (x − x̄)(y − ȳ)ᵀ`, or `Σ w x yᵀ`; float64."""
     total = moments.own[source] if source == target else moments.cross[source][target]
-    with jax.enable_x64(True):
-        sums = (moments.sums[source], moments.sums[target])
-        n = moments.count[source]
-        steps = tuple(-s / n for s in sums) if centred else (moments.shift[source], moments.shift[target])
-        return _moved(total, n, sums, steps)
+    sums = (moments.sums[source], moments.sums[target])
+    n = moments.count[source]
+    steps = tuple(-s / n for s in sums) if centred else (moments.shift[source], moments.shift[target])
+    return _moved(total, n, sums, steps)
 
 
 def width(moments: Moments, site: str) -> int:
@@ -263,12 +264,12 @@ def width(moments: Moments, site: str) -> int:
     return moments.sums[site].shape[0]
 
 
+@float64()
 def spread(moments: Moments, site: str, *, centred: bool) -> Float[Array | ndarray, " D"]:
     """`Σ w (x − x̄)²` of each coordinate, or `Σ w x²`."""
-    with jax.enable_x64(True):
-        n, sums = moments.count[site], moments.sums[site]
-        step = -sums / n if centred else moments.shift[site]
-        return jnp.maximum(moments.squares[site] + 2 * step * sums + n * step**2, 0)
+    n, sums = moments.count[site], moments.sums[site]
+    step = -sums / n if centred else moments.shift[site]
+    return jnp.maximum(moments.squares[site] + 2 * step * sums + n * step**2, 0)
 
 
 def check_pairs(moments: Moments, source: str, targets: Sequence[str]) -> int:

@@ -20,10 +20,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jmat.data.packing import Batch
+from jmat.data.batches import Batch
 from jmat.runtime import stopping
 from jmat.runtime.digests import short_hash
 from jmat.runtime.errors import in_one_line
+from jmat.runtime.precision import float64
 from jmat.runtime.stopping import Terminated
 
 State = TypeVar("State")
@@ -49,8 +50,9 @@ class Snapshots:
 
 
 def text_hash(batches: Sequence[Batch]) -> str:
-    """Fingerprint of what a pass reads, in its order."""
-    return short_hash(*(np.ascontiguousarray(field).data for batch in batches for field in batch))
+    """Returns a fingerprint of the tokens of a pass and of those that it reads, in its order."""
+    fields = (field for b in batches for field in (b.tokens, b.examples, b.segments, b.positions))
+    return short_hash(*(np.ascontiguousarray(field).data for field in fields))
 
 
 def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: int, snapshots: Snapshots) -> State:
@@ -129,7 +131,7 @@ def _newest(manager: Any, start: State, total: int, snapshots: Snapshots) -> tup
         values = manager.restore(step, args=_Restore(step, [leaf.size for leaf in leaves]))
     except Exception as error:
         return _without(step, in_one_line(error), manager, start, total, snapshots)
-    with jax.enable_x64(True):
+    with float64():
         placed = [
             jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
         ]

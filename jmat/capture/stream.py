@@ -7,8 +7,7 @@ memory at a time.
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,14 +17,17 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
 from jmat.capture.snapshots import Snapshots, go_on, text_hash
+from jmat.capture.sweep import on_devices
+from jmat.data.batches import Batch
 from jmat.data.examples import Split, check_tokens
-from jmat.data.packing import Batch, pack
+from jmat.data.packing import lay_out, shuffled_rows
 from jmat.forward import run
+from jmat.models.family import Transformer
 from jmat.models.sites import check_names, width
 from jmat.runtime import hosts
 from jmat.runtime.digests import short_hash
-from jmat.runtime.mesh import data_mesh, place, shard_batch
-from jmat.runtime.progress import track
+from jmat.runtime.mesh import local_mesh, place, shard_batch
+from jmat.runtime.precision import float64
 
 _SHORTEST_ROW = 128
 
@@ -53,7 +55,7 @@ def packed_batches(
     row_length: int | None = None,
     row_multiple: int = 1,
 ) -> list[Batch]:
-    """All sentences of which some token is read, several a row, in batches of one shape.
+    """Returns all sentences of which some token is read, several a row, in batches of one shape.
 
     Only the last batch can be short; it is filled up with empty rows.
 
@@ -65,7 +67,7 @@ def packed_batches(
       row_multiple: B is a multiple of this: the number of devices.
 
     Returns:
-      Batches whose `targets` give a token's index in `split.tokens` where it is read, else −1.
+      Batches whose examples are the tokens that are read, each at its own place, by their index in `split.tokens`.
 
     Raises:
       ValueError: no token is read, or a sentence is longer than a row.
@@ -76,70 +78,66 @@ def packed_batches(
             "shorter than the positions skipped?"
         )
     longest = int(split.lengths.max())
-    row_length = row_length or -(-max(longest, _SHORTEST_ROW) // 8) * 8
-    if longest > row_length:
-        raise ValueError(f"the longest sentence has {longest} tokens, a row only {row_length}: give longer rows.")
-    index = np.where(read, np.arange(len(read), dtype=np.int32), np.int32(-1))
-    sentences = [slice(start, start + n) for start, n in zip(split.starts, split.lengths, strict=True)]
-    whole = pack([(split.tokens[s], index[s]) for s in sentences if read[s].any()], row_length)
-    most = -(-whole.rows // row_multiple) * row_multiple  # few sentences: no more rows than they need
-    B = min(max(tokens_per_batch // row_length // row_multiple, 1) * row_multiple, most)
-    return [whole.take(np.arange(start, min(start + B, whole.rows))).padded_to(B) for start in range(0, whole.rows, B)]
+    T = row_length or -(-max(longest, _SHORTEST_ROW) // 8) * 8
+    if longest > T:
+        raise ValueError(f"the longest sentence has {longest} tokens, a row only {T}: give longer rows.")
+    chosen = np.flatnonzero(np.logical_or.reduceat(read, split.starts))
+    rows = [chosen[members] for members in shuffled_rows(split.lengths[chosen], T)]
+    most = -(-len(rows) // row_multiple) * row_multiple  # few sentences: no more rows than they need
+    B = min(max(tokens_per_batch // T // row_multiple, 1) * row_multiple, most)
+    R = -(-len(rows) // B) * B
+    places = lay_out(rows, split.lengths, T, count=R)
+    tokens, examples = (np.full(R * T, fill, np.int32) for fill in (0, -1))
+    index = split.places(places.members)
+    tokens[places.of_token] = split.tokens[index]
+    examples[places.of_token] = np.where(read[index], index, -1)
+    columns = np.broadcast_to(np.arange(T, dtype=np.int32), (R, T))  # takes no memory
+    fields = (tokens.reshape(R, T), places.segments, places.positions, columns, examples.reshape(R, T))
+    return [Batch(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
 
 
-def visit(
-    model: Any,
-    batches: Sequence[Batch],
-    pairs: Iterable[Pair],
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    progress: str | None = None,
-) -> Iterator[tuple[Batch, Float[Array, "B T"], dict[str, Float[Array, "B T W"]]]]:
-    """Runs the model over the batches; yields the activations of every pair once a batch.
+# A batch's activations by site, in several parts.
+Tokens = Int[Array | ndarray, "B T"]
+Parts = Callable[[Tokens, Tokens, Tokens], Iterator[dict[str, Array]]]
 
-    A batch comes in several parts, so that not all activations are in memory at once: the sites inside one block, block
-    after block, then those of all pairs that reach across blocks. Both sites of a pair come together.
 
-    Args:
-      model: as `jmat.load` gives it.
-      batches: from `packed_batches`, their rows a multiple of the number of devices.
-      pairs: of sites.
-      devices: default, all local ones.
-      progress: what the progress bar says; None shows none.
+def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
+    """Returns a function from tokens, segments and positions [B, T] to their activations [B, T, W] by site.
 
-    Yields:
-      The batch, the weight of every token (1 where it is read), and activations by site.
+    They come in several parts, so that not all are in memory at once: the sites inside one block, block after block,
+    then those of all pairs that reach across blocks. Both sites of a pair come together.
 
-    Raises:
-      ValueError: an unknown site, a token id outside the embedding, a sentence longer than the positions.
+    Raises ValueError for an unknown site.
     """
-    pairs, config = list(pairs), model.config
-    check_names([site for pair in pairs for site in pair], config, replace=False)
-    for batch in batches:
-        check_tokens(np.asarray(batch.inputs), config.vocab_size)
-    inside, across = _groups(pairs, config.layers)
-    wanted = [*inside, *(_block_of(site, config.layers) for site in across)]
-    mesh = data_mesh(devices or jax.local_devices())
-    model = place(mesh, model)
-    for batch in track(batches, progress):
-        x, segments, positions = shard_batch(mesh, (batch.inputs, batch.segments, batch.positions))
-        weights: Any = shard_batch(mesh, (batch.targets >= 0).astype(np.float32))
-        streams: dict[str, jax.Array] = {}
-        for i in range(max(wanted) + 1):
+    check_names([site for pair in pairs for site in pair], model.config, replace=False)
+    layers = model.config.layers
+    inside, across = _groups(pairs, layers)
+    last = max([*inside, *(_block_of(site, layers) for site in across)])
+
+    def parts(tokens: Tokens, segments: Tokens, positions: Tokens) -> Iterator[dict[str, Array]]:
+        x: Any = tokens
+        streams: dict[str, Array] = {}
+        for i in range(last + 1):
             local = inside.get(i, ())
-            passing = [site for site in across if _block_of(site, config.layers) == i]
-            x, acts = run(
-                model, x, keep=(*local, *passing), start=i, stop=i + 1, segments=segments, positions=positions
-            )
+            passing = [site for site in across if _block_of(site, layers) == i]
+            keep = (*local, *passing)
+            x, acts = run(model, x, keep=keep, start=i, stop=i + 1, segments=segments, positions=positions)
             streams |= {site: acts.pop(site) for site in passing}
             if local:
-                yield batch, weights, acts
+                yield acts
         if across:
-            yield batch, weights, streams
+            yield streams
+
+    return parts
+
+
+def token_inputs(batch: Batch) -> tuple[Tokens, Tokens, Tokens, Float[ndarray, "B T"]]:
+    """Returns tokens, segments and positions, and the weight of every token: 1 where it is read, else 0."""
+    return batch.tokens, batch.segments, batch.positions, np.asarray(batch.examples >= 0, np.float32)
 
 
 def stream_moments(
-    model: Any,
+    model: Transformer,
     batches: Sequence[Batch],
     pairs: Sequence[Pair],
     *,
@@ -147,32 +145,33 @@ def stream_moments(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
-    """Moments of all tokens that are read, in one pass. Takes what `visit` takes, and raises what it raises.
+    """Returns the moments of all tokens that are read, summed up in one pass.
 
     Each host goes through its share of the batches; all get the moments of all.
 
     Memory for statistics does not depend on the number of tokens; `Moments` states it, for each device.
 
     Args:
-      model: as for `visit`.
-      batches: as for `visit`.
+      model: as `jmat.load` returns it.
+      batches: from `packed_batches`, their rows a multiple of the number of devices.
       pairs: (source site, target site); a site paired with itself has only its own second moments summed up.
-      devices: as for `visit`.
+      devices: default, all local ones.
       snapshots: from which a pass that was killed goes on; it ends with the same bits. None writes none.
-      progress: as for `visit`.
+      progress: label of the progress bar; by default none is shown.
 
     Raises:
-      ValueError: also for NaN or infinity in the activations, naming the site.
+      ValueError: an unknown site, a token id outside the embedding, a sentence longer than the positions, NaN or
+        infinity in the activations, naming the site.
       Terminated, OSError: as `go_on`.
     """
-    how: dict[str, Any] = {"devices": devices, "snapshots": snapshots, "progress": progress}
-    moments = merge_hosts(combine(partial_moments(model, hosts.share(batches), pairs, **how)))
+    settings: dict[str, Any] = {"devices": devices, "snapshots": snapshots, "progress": progress}
+    moments = merge_hosts(combine(partial_moments(model, hosts.share(batches), pairs, **settings)))
     check_finite(moments, dict.fromkeys(site for pair in pairs for site in pair))
     return moments
 
 
 def partial_moments(
-    model: Any,
+    model: Transformer,
     batches: Sequence[Batch],
     pairs: Sequence[Pair],
     *,
@@ -181,77 +180,38 @@ def partial_moments(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
-    """Like `stream_moments`, but returns the sums of each device, so that an interrupted pass can go on.
+    """Returns the sums of each device, as `stream_moments` before it adds them up, for passes that go on.
 
     `moments` are those of the batches before, as this function returned them; they are used up. However the batches are
     divided over calls, the result has the same bits.
     """
     check_names([site for pair in pairs for site in pair], model.config, replace=False)
-    mesh = data_mesh(devices or jax.local_devices())
+    for batch in batches:
+        check_tokens(np.asarray(batch.tokens), model.config.vocab_size)
+    mesh = local_mesh(devices)
     widths = {site: width(site, model.config) for pair in pairs for site in pair}
     start = zeros(pairs, widths, parts=mesh.size)
     shapes = [[jax.numpy.shape(leaf) for leaf in jax.tree.leaves(state)] for state in (start, moments or start)]
     if shapes[0] != shapes[1]:
         raise ValueError("the moments to go on from are of other pairs, or of another number of devices.")
-    with jax.enable_x64(True):
+    with float64():
         start = shard_batch(mesh, moments or start)
+    parts = block_by_block(place(model, mesh), pairs)
 
     def states(done: int, moments: Moments) -> Iterator[Moments]:
-        return _after_each_batch(visit(model, batches[done:], pairs, devices=devices, progress=progress), moments)
+        before = None
+        for _, (*inputs, weights) in on_devices(batches[done:], inputs=token_inputs, mesh=mesh, progress=progress):
+            for acts in parts(*inputs):
+                moments = update(moments, acts, weights)
+            jax.block_until_ready(before)  # the host runs ahead by one batch, not by all of them
+            before = moments.count
+            yield moments
 
     if snapshots is None:
         return functools.reduce(lambda _, after: after, states(0, start), start)
-    what = {"number of devices": mesh.size, "text": text_hash(batches), "pairs": short_hash(repr(pairs).encode())}
-    owner = {**snapshots.owner, **what}
+    text = {"number of devices": mesh.size, "text": text_hash(batches), "pairs": short_hash(repr(pairs).encode())}
+    owner = {**snapshots.owner, **text}
     return go_on(states, start, len(batches), dataclasses.replace(snapshots, owner=owner))
-
-
-def _after_each_batch(parts: Iterable[Any], moments: Moments) -> Iterator[Moments]:
-    """The sums after every batch of `visit`; each is used up when the next one is asked for."""
-    before = None
-    for of_batch in by_batch(parts):
-        for _, weights, acts in of_batch:
-            moments = update(moments, acts, weights)
-        jax.block_until_ready(before)  # the host runs ahead by one batch, not by all of them
-        before = moments.count
-        yield moments
-
-
-def by_batch(parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yields what `visit` yields, the parts of one batch together."""
-    return (of_batch for _, of_batch in itertools.groupby(parts, key=lambda part: id(part[0])))
-
-
-def collect(
-    model: Any,
-    batches: Sequence[Batch],
-    sites: Sequence[str],
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    progress: str | None = None,
-) -> dict[str, Float[ndarray, "N W"]]:
-    """Activations of all tokens that are read, in one pass, on the host: 4 N W bytes a site.
-
-    Takes what `visit` takes, and raises what it raises. The tokens come in the order in which the batches hold them.
-    Each host goes through its share of the batches; all get the values of all.
-    """
-    N, places = token_places(batches)
-    values = {site: np.empty((N, width(site, model.config)), np.float32) for site in sites}
-    parts = visit(model, hosts.share(batches), [(site, site) for site in sites], devices=devices, progress=progress)
-    for at, of_batch in zip(places, by_batch(parts), strict=True):
-        for batch, _, acts in of_batch:
-            for site, value in acts.items():
-                values[site][at] = np.asarray(value, np.float32)[batch.targets >= 0]
-    mine = np.concatenate([np.empty(0, np.int64), *places])
-    for filled in values.values():
-        hosts.fill_in(filled, mine)
-    return values
-
-
-def token_places(batches: Sequence[Batch]) -> tuple[int, Sequence[Int[ndarray, " n"]]]:
-    """N, the number of tokens that are read; and for each batch of this host's share which of the N are its own."""
-    ends = np.cumsum([int((batch.targets >= 0).sum()) for batch in batches])
-    return int(ends[-1]), hosts.share(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
 def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:

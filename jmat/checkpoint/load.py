@@ -6,12 +6,11 @@ from typing import Any
 
 import huggingface_hub
 import huggingface_hub.errors
-import jax
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
 from jmat.runtime.errors import first_line, readable_errors, shortened
-from jmat.runtime.mesh import data_mesh
+from jmat.runtime.mesh import local_mesh
 from jmat.runtime.names import known_name
 
 _BUNDLED = pathlib.Path(__file__).parents[1] / "bundled"
@@ -29,7 +28,7 @@ def load(
     shard_parameters: bool = False,
     ignore_maps: bool = False,
 ) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer.
+    """Loads a model and its tokenizer; the model is placed on the local devices, and never copied again.
 
     Args:
       name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`; `jmat:gpt2-docs` where a folder has that name, too), a
@@ -57,8 +56,9 @@ def load(
             f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
             "experiments.tasks or jmat.studies.prune.surgery.load_pruned."
         )
-    mesh = data_mesh(jax.local_devices()) if shard_parameters else None
-    model, tokenizer = load_model(folder, dtype=dtype, ignore_config=ignore_config, mesh=mesh), load_tokenizer(folder)
+    where: dict[str, Any] = {"mesh": local_mesh(), "shard_parameters": shard_parameters}
+    model = load_model(folder, dtype=dtype, ignore_config=ignore_config, **where)
+    tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, str(name_or_folder))
     model.name = str(name_or_folder)
     return model, tokenizer

@@ -27,16 +27,29 @@ from jmat.models.config import ModelConfig
 from jmat.models.family import OTHER_HEADS, Family
 from jmat.runtime.errors import printable, readable_errors
 from jmat.runtime.files import save_together, write_tensors
-from jmat.runtime.mesh import parameter_sharding
+from jmat.runtime.mesh import parameter_sharding, replicate
 
 
 @readable_errors()
 def load_model(
-    folder: pathlib.Path, *, dtype: str = "float32", ignore_config: tuple[str, ...] = (), mesh: Mesh | None = None
+    folder: pathlib.Path,
+    *,
+    dtype: str = "float32",
+    ignore_config: tuple[str, ...] = (),
+    mesh: Mesh | None = None,
+    shard_parameters: bool = False,
 ) -> Any:
     """The model of a Hugging Face folder, or of a GGUF file, with parameters in `dtype`.
 
-    With a mesh, every parameter goes sharded to its devices as soon as it is read: no device ever holds all of them.
+    Every parameter goes to the devices of the mesh as soon as it is read: a copy to each, or sharded, so that no
+    device ever holds all of them.
+
+    Args:
+      folder: of the model.
+      dtype: of its parameters.
+      ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+      mesh: the devices; by default the first one alone.
+      shard_parameters: split every parameter over the devices of the mesh.
 
     Raises:
       FileNotFoundError: no config.json, no weights.
@@ -66,7 +79,7 @@ def load_model(
             tensor = files.read(chosen[key.file])
             _check_finite(tensor, chosen[key.file], folder, dtype)
             for path, part in zip(key.params, key.layout.load(tensor), strict=True):
-                arrays[path] = _put(part, dtype, mesh)
+                arrays[path] = _put(part, dtype, mesh, shard_parameters)
             del tensor, part
     return with_parameters(model, arrays)
 
@@ -84,10 +97,11 @@ def _refuse_adapters(folder: pathlib.Path) -> None:
         )
 
 
-def _put(part: np.ndarray, dtype: str, mesh: Mesh | None) -> jax.Array:
-    if mesh is None:
-        return jnp.asarray(part, dtype=dtype)
-    return jax.device_put(part.astype(jnp.dtype(dtype)), parameter_sharding(mesh, part.shape))
+def _put(part: np.ndarray, dtype: str, mesh: Mesh | None, shard_parameters: bool) -> jax.Array:
+    if mesh is not None and shard_parameters:
+        return jax.device_put(part.astype(jnp.dtype(dtype)), parameter_sharding(mesh, part.shape))
+    array = jnp.asarray(part, dtype=dtype)
+    return array if mesh is None else replicate(mesh, array)
 
 
 def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:

@@ -1,18 +1,17 @@
-"""Examples → batches of few shapes, since each shape compiles a program: padded, or packed several sentences a row.
+"""Examples → batches of few shapes, since each shape compiles a program: one sentence a row, or several.
 
 Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a row, S sentences.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int32
+from jaxtyping import Array, Int, Int32
 from numpy import ndarray
 
 from jmat.data.examples import Split
-from jmat.data.packing import best_fit
+from jmat.data.packing import best_fit, lay_out
 
 # The shortest row that sentences share. What attention costs grows with the row, what padding costs shrinks.
 _SHORTEST_ROW = 64
@@ -26,7 +25,7 @@ class Batch(NamedTuple):
       segments: [B, T]; which text of its row a token belongs to, from 1; 0 is padding.
       positions: [B, T]; index of each token in its text, from 0.
       read_at: [B, P]; columns of the row at which examples are read; 0 where there is none. P may be 0.
-      examples: [B, P]; index of each example in the split that it comes from; −1 where there is none.
+      examples: [B, P]; number of each example, from 0; −1 where there is none.
     """
 
     tokens: Int32[Array | ndarray, "B T"]
@@ -35,25 +34,18 @@ class Batch(NamedTuple):
     read_at: Int32[Array | ndarray, "B P"]
     examples: Int32[Array | ndarray, "B P"]
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """Returns the arguments of `jmat.run` that say where each token stands: `segments` and `positions`."""
+        return {"segments": self.segments, "positions": self.positions}
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Padded:
-    """Sentences padded on the right to one length, and the examples that stand in them.
-
-    Attributes:
-      tokens: ids, `pad_id` after the end.
-      lengths: of each row, at least 1; an empty row has one pad token and no example.
-      positions: of the examples; 0 where there is none.
-      examples: their index in the split; −1 where there is none.
-    """
-
-    tokens: Int32[ndarray, "B T"]
-    lengths: Int32[ndarray, " B"]
-    positions: Int32[ndarray, "B P"]
-    examples: Int32[ndarray, "B P"]
+    @property
+    def lengths(self) -> Int[Array | ndarray, " B"]:
+        """Returns the number of real tokens in each row."""
+        return (self.segments > 0).sum(1)
 
 
-def batches(
+def padded_batches(
     split: Split,
     *,
     cut_after_position: bool,
@@ -62,8 +54,8 @@ def batches(
     multiple: int = 8,
     row_multiple: int = 1,
     pad_id: int = 0,
-) -> Iterator[Padded]:
-    """Every example once, in batches of few shapes; the longest sentences come first.
+) -> list[Batch]:
+    """Returns batches with one sentence a row that hold every example once; the longest sentences come first.
 
     T is the longest sentence's length rounded up to 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple`, and B is
     `tokens_per_batch / T`. Only the last batch can be short, and is filled with empty rows.
@@ -82,20 +74,8 @@ def batches(
     """
     sizes = _sizes(split, cut_after_position, max_length)
     plan = _plan(sizes, max_length, tokens_per_batch, multiple, row_multiple)
-    examples, starts = _example_table(split), split.starts
-
-    def fill(chosen: Int[ndarray, " b"], B: int, T: int) -> Padded:
-        lengths = np.ones(B, np.int32)
-        lengths[: len(chosen)] = sizes[chosen]
-        real = np.arange(T) < sizes[chosen, None]
-        tokens = np.full((B, T), pad_id, np.int32)
-        tokens[: len(chosen)][real] = split.tokens[(starts[chosen, None] + np.arange(T))[real]]
-        here = np.full((B, examples.shape[1]), -1, np.int32)
-        here[: len(chosen)] = examples[chosen]
-        positions = np.where(here >= 0, split.positions[here], 0)
-        return Padded(tokens=tokens, lengths=lengths, positions=positions, examples=here)
-
-    return (fill(*step) for step in plan)
+    most = int(np.bincount(split.rows, minlength=1).max())  # of one sentence: all batches have room for as many
+    return [_fill(split, [*chosen[:, None]], sizes, T, B, pad_id, most) for chosen, B, T in plan]
 
 
 def packed(
@@ -107,63 +87,58 @@ def packed(
     row_multiple: int = 1,
     pad_id: int = 0,
 ) -> list[Batch]:
-    """Every example once; sentences share rows of 64 tokens, longer ones begin rows of 128, 256, …: little padding.
+    """Returns batches with several sentences a row that hold every example once, with little padding.
 
-    Takes what `batches` takes, and raises what it raises. Batches of one row length have one shape.
+    Sentences share rows of 64 tokens; longer ones begin rows of 128, 256, …. Batches of one row
+    length have one shape. Takes the arguments of `padded_batches`, and raises what it raises.
     """
     sizes = _sizes(split, cut_after_position, max_length)
     left = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     counts = np.bincount(split.rows, minlength=split.num_sentences)
-    found: list[Batch] = []
+    batches: list[Batch] = []
     while len(left):
         T = max(1 << int(sizes[left[0]] - 1).bit_length(), _SHORTEST_ROW)
         # Long sentences begin rows of this length, shorter ones fill them up or wait for shorter rows.
         opens = T // 2 + 1 if T > _SHORTEST_ROW else 1
         T = min(T, -(-int(sizes[left].sum()) // 8) * 8)
-        # Rows of very many tiny sentences would make room for as many examples in all rows.
-        rows = best_fit(sizes[left].tolist(), T, counts=counts[left].tolist(), most=max(T // 4, 1), opens=opens)
-        found += _packed_rows(split, [left[row] for row in rows], sizes, T, tokens_per_batch, row_multiple, pad_id)
+        # Rows of very many tiny sentences would make room for as many examples in all rows. That is
+        # no loss only where one sentence alone has more.
+        most = max(T // 4, 1) if counts[left].max() <= T // 4 else T
+        rows = best_fit(sizes[left].tolist(), T, counts=counts[left].tolist(), most=most, opens=opens)
+        B, R = _rows_a_batch(len(rows), T, tokens_per_batch, row_multiple)
+        whole = _fill(split, [left[row] for row in rows], sizes, T, R, pad_id)
+        batches += [Batch(*(field[k : k + B] for field in whole)) for k in range(0, R, B)]
         left = np.delete(left, np.concatenate(rows))
-    return found
+    return batches
 
 
-def _packed_rows(
+def _fill(
     split: Split,
-    rows: list[ndarray],
+    rows: Sequence[Int[ndarray, " _"]],
     sizes: Int[ndarray, " S"],
     T: int,
-    tokens_per_batch: int,
-    row_multiple: int,
+    R: int,
     pad_id: int,
-) -> list[Batch]:
-    """Rows of the sentences given, cut to their sizes, as batches of one shape."""
-    B, R = _rows_a_batch(len(rows), T, tokens_per_batch, row_multiple)
+    most_examples: int = 1,
+) -> Batch:
+    """Returns R rows of T places, filled with the sentences given for each, cut to their sizes.
 
-    # Of each sentence, in the order in which they lie: its row, its number in it, and where it starts.
-    members = np.concatenate(rows)
-    in_row = np.array([len(row) for row in rows])
-    row = np.repeat(np.arange(len(rows)), in_row)
-    number = np.arange(len(members)) - np.repeat(np.cumsum(in_row) - in_row, in_row)
-    n = sizes[members]
-    before = np.cumsum(n) - n
-    start = before - np.repeat(before[number == 0], in_row)
+    All rows have room for `most_examples` at least.
+    """
+    places = lay_out(rows, sizes, T, count=R)
+    tokens = np.full(R * T, pad_id, np.int32)
+    of_sentences = np.repeat(split.starts[places.members], sizes[places.members])
+    tokens[places.of_token] = split.tokens[of_sentences + places.positions.reshape(-1)[places.of_token]]
 
-    position = np.arange(n.sum()) - np.repeat(before, n)
-    place = np.repeat(row * T + start, n) + position
-    tokens, segments, positions = (np.full(R * T, fill, np.int32) for fill in (pad_id, 0, 0))
-    tokens[place] = split.tokens[np.repeat(split.starts[members], n) + position]
-    segments[place] = np.repeat(number + 1, n)
-    positions[place] = position
-
-    examples = _example_table(split)[members]
+    examples = _example_table(split)[places.members]
     which, slot = np.nonzero(examples >= 0)
-    example, at = examples[which, slot], row[which]
+    example, at = examples[which, slot], places.row[which]
     column = np.arange(len(at)) - np.searchsorted(at, at)
-    read_at, index = (np.full((R, int(column.max()) + 1), fill, np.int32) for fill in (0, -1))
-    read_at[at, column] = start[which] + split.positions[example]
-    index[at, column] = example
-    fields = [tokens.reshape(R, T), segments.reshape(R, T), positions.reshape(R, T), read_at, index]
-    return [Batch(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
+    P = max(int(column.max()) + 1, most_examples)
+    read_at, numbers = (np.full((R, P), fill, np.int32) for fill in (0, -1))
+    read_at[at, column] = places.start[which] + split.positions[example]
+    numbers[at, column] = example
+    return Batch(tokens.reshape(R, T), places.segments, places.positions, read_at, numbers)
 
 
 def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: int) -> tuple[int, int]:
@@ -176,12 +151,9 @@ def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: i
 
 
 def padding_waste(split: Split, **options: Any) -> float:
-    """The share of padded tokens in `batches(split, **options)`: work for nothing, between 0 and 1."""
-    given = [
-        (batch.tokens.size, batch.lengths[(batch.examples >= 0).any(1)].sum()) for batch in batches(split, **options)
-    ]
-    total, real = np.sum(given, axis=0)
-    return float(1 - real / total)
+    """Returns the share of padding in `padded_batches(split, **options)`: work for nothing, between 0 and 1."""
+    batches = padded_batches(split, **options)
+    return float(1 - sum(batch.lengths.sum() for batch in batches) / sum(batch.tokens.size for batch in batches))
 
 
 def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> Int[ndarray, " S"]:
@@ -231,13 +203,3 @@ def _example_table(split: Split) -> Int32[ndarray, "S P"]:
     table = np.full((split.num_sentences, counts.max(initial=0)), -1, np.int32)
     table[rows, slots] = by_row
     return table
-
-
-def examples_of(batches: Sequence[Padded] | Sequence[Batch]) -> Int[ndarray, " n"]:
-    """The examples that stand in the batches, in the order in which they are read."""
-    return np.concatenate([np.empty(0, np.int32), *(batch.examples[batch.examples >= 0] for batch in batches)])
-
-
-def padding_mask(batch: Padded) -> Bool[ndarray, "B T"]:
-    """True where a token is real."""
-    return np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Bool, Int, Int32
 from numpy import ndarray
 
 from jmat.data.npz import read_arrays
@@ -72,6 +72,13 @@ class Split:
     def starts(self) -> Int[ndarray, " S"]:
         """Returns where each sentence begins in `tokens`."""
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    def with_examples(self, read: Bool[ndarray, " total"]) -> "Split":
+        """Returns the same sentences with an example at every token that is read."""
+        where = np.flatnonzero(read)
+        rows = np.searchsorted(np.cumsum(self.lengths, dtype=np.int64), where, side="right").astype(np.int32)
+        positions = (where - self.starts[rows]).astype(np.int32)
+        return Split(tokens=self.tokens, lengths=self.lengths, positions=positions, rows=rows)
 
     def places(self, sentences: Int[ndarray, " K"]) -> Int[ndarray, " total"]:
         """Returns the places in `tokens` of the tokens of some sentences, in their order, repeats included."""
@@ -196,8 +203,15 @@ def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
     return np.where(ends, -1, split.tokens[np.minimum(where + 1, len(split.tokens) - 1)])
 
 
-def mask_positions(split: Split, mask_token: int) -> Split:
-    """One sentence an example, with the mask token at its position."""
+def mask_positions(split: Split, mask_token: int | None) -> Split:
+    """Returns the examples as a masked model reads them: one sentence an example, masked at its position.
+
+    Every pass over a model reads a split as it is, so this is done once, when the split is made.
+    Tokens to predict (`target_tokens`) come from the split before. The split itself is returned where
+    `mask_token` is None, for causal models.
+    """
+    if mask_token is None:
+        return split
     lengths = split.lengths[split.rows]
     tokens = split.tokens[split.places(split.rows)]
     ends = np.cumsum(lengths)

@@ -1,12 +1,12 @@
 """Whole sentences and the tokens to predict in them, for perplexity and for distillation."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 from numpy import ndarray
 
-from jmat.data.batches import Padded, batches
+from jmat.data.batches import Batch
 from jmat.data.examples import Split, mask_positions, target_tokens
 
 
@@ -41,18 +41,9 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
     return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
 
 
-def text_batches(model: Any, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Padded]:
-    """Batches of whole sentences, small enough for the scores of every token to be held."""
-    most = _LOGITS // model.config.vocab_size if model.config.causal else tokens_per_batch
-    return list(
-        batches(
-            text.split,
-            cut_after_position=False,
-            tokens_per_batch=max(min(tokens_per_batch, most), 1),
-            max_length=model.config.num_positions,
-            row_multiple=row_multiple,
-        )
-    )
-
-
-_LOGITS = 1 << 24  # scores held at once, for one model: 64 MB
+def following_tokens(batch: Batch) -> Int32[ndarray, "B T"]:
+    """Returns the token that comes after each one in its sentence; −1 after the last one, and in padding."""
+    after, segments = (np.roll(field, -1, axis=1) for field in map(np.asarray, (batch.tokens, batch.segments)))
+    known = np.asarray((batch.segments > 0) & (segments == batch.segments))
+    known[:, -1] = False
+    return np.where(known, after, np.int32(-1))

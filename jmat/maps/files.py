@@ -25,9 +25,6 @@ CONVENTION = "y = x @ W (+ b)"
 MAPS_FILES = ("maps.safetensors", "maps.json")
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth", ".bin")
 
-# The array fields below are annotated Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings
-# or numpy arrays there.
-
 
 @dataclasses.dataclass(frozen=True)
 class MapsInfo:

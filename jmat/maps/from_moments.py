@@ -16,11 +16,13 @@ from jmat.capture.moments import Moments, check_pairs, mean, second_moments, spr
 from jmat.maps.conditioning import RANK_EPS, condition_number, minimum_norm, ridge_solution
 from jmat.maps.least_squares import Solution
 from jmat.maps.types import Identity, Linear
+from jmat.runtime.precision import float64
 
 _EPS32 = float(np.finfo(np.float32).eps)
 _ROUNDING = (4 * _EPS32) ** 2  # of a sum of squares: what varies less than that is constant up to rounding
 
 
+@float64()
 def fit(
     moments: Moments, source: str, targets: Sequence[str], *, intercept: bool = False, ridge: float | int = 0.0
 ) -> tuple[dict[str, Linear], Solution]:
@@ -41,18 +43,17 @@ def fit(
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     n = check_pairs(moments, source, targets)
     found = []
-    with jax.enable_x64(True):
-        A, x_mean = second_moments(moments, source, source, centred=intercept), mean(moments, source)
-        varies = jnp.full(len(A), True)
-        if intercept:  # a coordinate that is constant up to rounding is zero, not scaled-up noise
-            varies = jnp.diag(A) > n * (4 * _EPS32 * jnp.abs(x_mean)) ** 2
-        factors = _factor(jnp.where(varies & varies[:, None], A, 0))
-        for target in targets:
-            B = jnp.where(varies[:, None], second_moments(moments, source, target, centred=intercept), 0)
-            total = spread(moments, target, centred=intercept)
-            W, residual = _solve(factors, B, total, jnp.float64(ridge) if ridge else None)
-            bias = mean(moments, target) - x_mean @ W if intercept else None
-            found.append(jax.tree.map(np.asarray, (W, residual, bias)))
+    A, x_mean = second_moments(moments, source, source, centred=intercept), mean(moments, source)
+    varies = jnp.full(len(A), True)
+    if intercept:  # a coordinate that is constant up to rounding is zero, not scaled-up noise
+        varies = jnp.diag(A) > n * (4 * _EPS32 * jnp.abs(x_mean)) ** 2
+    factors = _factor(jnp.where(varies & varies[:, None], A, 0))
+    for target in targets:
+        B = jnp.where(varies[:, None], second_moments(moments, source, target, centred=intercept), 0)
+        total = spread(moments, target, centred=intercept)
+        W, residual = _solve(factors, B, total, jnp.float64(ridge) if ridge else None)
+        bias = mean(moments, target) - x_mean @ W if intercept else None
+        found.append(jax.tree.map(np.asarray, (W, residual, bias)))
     weights, residuals, biases = zip(*found, strict=True)
     solution = Solution(
         weights=np.concatenate(weights, axis=1),
@@ -98,6 +99,7 @@ def _solve(factors, B, total, ridge):
         return weights, outside + jnp.sum((Q_Y - R @ weights) ** 2, axis=0)
 
 
+@float64()
 def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) -> dict[str, float]:
     """Returns how much of the target a map of the source explains, on the text of these moments.
 
@@ -116,21 +118,20 @@ def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) 
     given = (D, D) if isinstance(shortcut, Identity) else shortcut.W.shape
     if given != (D, E):
         raise ValueError(f"the map is {given}; expected {(D, E)}, from {source!r} to {target!r}.")
-    with jax.enable_x64(True):
-        total = spread(moments, target, centred=True)
-        XX = second_moments(moments, source, source, centred=True)
-        XY = second_moments(moments, source, target, centred=True)
-        x_mean, y_mean = mean(moments, source), mean(moments, target)
-        if isinstance(shortcut, Identity):
-            error = total - 2 * jnp.diag(XY) + jnp.diag(XX)
-            offset = y_mean - x_mean
-        else:
-            W = jnp.asarray(np.asarray(shortcut.W, np.float64))
-            error = total - 2 * jnp.sum(W * XY, axis=0) + jnp.sum(W * (XX @ W), axis=0)
-            offset = y_mean - x_mean @ W
-            offset = offset if shortcut.bias is None else offset - jnp.asarray(np.asarray(shortcut.bias, np.float64))
-        error = np.maximum(np.asarray(error + n * offset**2), 0)
-        total, rounding = np.asarray(total), n * (1e-14 * np.abs(np.asarray(y_mean))) ** 2
+    total = spread(moments, target, centred=True)
+    XX = second_moments(moments, source, source, centred=True)
+    XY = second_moments(moments, source, target, centred=True)
+    x_mean, y_mean = mean(moments, source), mean(moments, target)
+    if isinstance(shortcut, Identity):
+        error = total - 2 * jnp.diag(XY) + jnp.diag(XX)
+        offset = y_mean - x_mean
+    else:
+        W = jnp.asarray(np.asarray(shortcut.W, np.float64))
+        error = total - 2 * jnp.sum(W * XY, axis=0) + jnp.sum(W * (XX @ W), axis=0)
+        offset = y_mean - x_mean @ W
+        offset = offset if shortcut.bias is None else offset - jnp.asarray(np.asarray(shortcut.bias, np.float64))
+    error = np.maximum(np.asarray(error + n * offset**2), 0)
+    total, rounding = np.asarray(total), n * (1e-14 * np.abs(np.asarray(y_mean))) ** 2
     varies = total > rounding
     if not varies.any():
         return {"r2": float("nan"), "r2_weighted": float("nan")}
@@ -185,6 +186,7 @@ def _share(part: float, whole: float) -> float:
     return 1 - part / whole if whole > 0 else np.nan
 
 
+@float64()
 def linearity(
     moments: Moments, source: str, targets: Sequence[str], solution: Solution | None = None
 ) -> dict[str, Linearity]:
@@ -195,23 +197,23 @@ def linearity(
     if solution.bias is None or solution.ridge:
         raise ValueError("linearity is of an affine fit without ridge; this solution is of another kind.")
     scores, start = {}, 0
-    with jax.enable_x64(True):
-        x_total = _total(moments, source)
-        for target in targets:
-            columns = slice(start, start + width(moments, target))
-            start = columns.stop
-            residual = float(solution.residual[columns].sum())
-            total = _total(moments, target)
-            contribution = None
-            if width(moments, target) == width(moments, source):
-                XY = second_moments(moments, source, target, centred=True)
-                contribution = max(total + x_total - 2 * float(jnp.trace(XY)), 0.0)
-                if contribution <= _ROUNDING * (total + x_total):
-                    contribution = 0.0
-            scores[target] = Linearity(residual, total, contribution, n, width(moments, source))
+    x_total = _total(moments, source)
+    for target in targets:
+        columns = slice(start, start + width(moments, target))
+        start = columns.stop
+        residual = float(solution.residual[columns].sum())
+        total = _total(moments, target)
+        contribution = None
+        if width(moments, target) == width(moments, source):
+            XY = second_moments(moments, source, target, centred=True)
+            contribution = max(total + x_total - 2 * float(jnp.trace(XY)), 0.0)
+            if contribution <= _ROUNDING * (total + x_total):
+                contribution = 0.0
+        scores[target] = Linearity(residual, total, contribution, n, width(moments, source))
     return scores
 
 
+@float64()
 def anisotropy(moments: Moments, source: str) -> float:
     """Share of the variance along the first principal component: `σ_1² / Σ σ²` of the centred activations.
 
@@ -219,8 +221,7 @@ def anisotropy(moments: Moments, source: str) -> float:
     they are all the same.
     """
     check_pairs(moments, source, [source])
-    with jax.enable_x64(True):
-        if not _total(moments, source):
-            return float("nan")
-        A = second_moments(moments, source, source, centred=True)
-        return float(jnp.linalg.eigvalsh(A)[-1] / jnp.trace(A))
+    if not _total(moments, source):
+        return float("nan")
+    A = second_moments(moments, source, source, centred=True)
+    return float(jnp.linalg.eigvalsh(A)[-1] / jnp.trace(A))

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair
 from jmat.maps.from_moments import fit
-from jmat.maps.least_squares import Solution, factorise_each
+from jmat.maps.least_squares import Solution, checked, factorise_each
 from jmat.maps.types import Linear
 from jmat.models.sites import stream_sites
 from jmat.runtime.progress import track
@@ -36,11 +36,12 @@ def fit_jumps(
       residual, and the shape of its weights in place of the weights, which the maps hold.
     """
     L, D = len(streams) - 1, streams[0].shape[1]
+    held = [checked("X" if l < L else "Y", stream) for l, stream in enumerate(streams)]
     maps: dict[tuple[int, int], Linear] = {}
     solutions: dict[int, Solution] = {}
-    for i, factors in enumerate(track(factorise_each(streams[:L], intercept=intercept), progress, total=L)):
+    for i, factors in enumerate(track(factorise_each(held[:L], intercept=intercept), progress, total=L)):
         to = jump_targets(i, L, targets)
-        solved = [factors.solve(streams[j], residual=False) for j in to]
+        solved = [factors.solve(held[j], residual=False) for j in to]
         maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
         shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
         bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None

@@ -29,6 +29,7 @@ from jaxtyping import Array, Float
 from threadpoolctl import threadpool_limits
 
 from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
+from jmat.runtime.precision import allows_float64, float64
 
 MOST_AT_ONCE = 8  # sources that `factorise_each` works on
 
@@ -102,9 +103,8 @@ def lstsq(
         raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example")
-    X, Y = jnp.asarray(X), jnp.asarray(Y)
-    if Y.dtype == jnp.float64:
-        X = X.astype(jnp.float64)
+    dtype = jnp.float64 if jnp.float64 in map(jnp.result_type, (X, Y)) else jnp.float32
+    X, Y = checked("X", X, dtype), checked("Y", Y, dtype)
     return factorise(X, intercept=intercept, ridge=ridge, rcond=rcond).solve(Y)
 
 
@@ -126,12 +126,11 @@ def factorise(
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be in [0, 1), or None for the default, got {rcond}")
-    X = jnp.asarray(X)
-    X = _checked("X", X, X.dtype)
+    X = checked("X", X, jnp.result_type(X))
     Q, R, mean, rank = _factorise(X, rcond, intercept=intercept)
     spectrum = None
     if int(rank) < X.shape[1]:
-        with jax.enable_x64(True):  # what is large in one coordinate must not drown another
+        with float64():  # what is large in one coordinate must not drown another
             spectrum = scaled_svd(R, rcond, rank)
     number = condition_number(R, rank) if condition else None
     return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
@@ -143,10 +142,10 @@ def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: A
     On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
     a QR little faster than one does, and many times slower where the cores have other work.
     """
-    x64 = jnp.result_type(float) == jnp.float64  # a setting of this thread, which others do not inherit
+    wide = allows_float64()  # a setting of this thread, which others do not inherit
 
     def work(X: Any) -> Factors:
-        with jax.enable_x64(x64):
+        with float64(wide):
             return jax.block_until_ready(factorise(X, **how))
 
     workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
@@ -183,13 +182,17 @@ class Factors:
     ridge: Any
 
     def solve(self, Y: Float[Array | np.ndarray, "N R"], *, residual: bool = True) -> Solution:
-        """The solution for targets Y. Its `residual` takes half of the time, and is left out (None) by flag.
+        """Returns the solution for targets Y; waits for no device where Y is on one.
+
+        Args:
+            Y: targets. For those of several sources put `checked` arrays here, which are looked at once.
+            residual: whether to compute the `residual`, which takes half of the time.
 
         Raises:
-            ValueError: on another number of examples than X has, NaN or infinity.
+            ValueError: on another number of examples than X has; NaN or infinity in a numpy array.
         """
         Y = self._targets(Y)
-        with jax.enable_x64(self.spectrum is not None or Y.dtype == jnp.float64):
+        with float64(self.spectrum is not None or Y.dtype == jnp.float64):
             weights, bias = _solve(self, Y)
         error = _residual(self.X, Y, weights, bias) if residual else None
         return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
@@ -209,42 +212,57 @@ class Factors:
         total = float(energy(Y))
         return float(self.projected(Y)) / total if total > 0 else 1.0
 
+    @float64()
     def projected(self, Y: Float[Array, "N R"]) -> Float[Array, ""]:
         """`||Qᵀ Y||²` in float64, what of Y's `energy` a map explains, for centred Y where X is centred.
 
         For many targets: nothing is checked, and nothing waited for.
         """
-        with jax.enable_x64(True):
-            return _projected(self.Q, self.spectrum, Y)
+        return _projected(self.Q, self.spectrum, Y)
 
     def _targets(self, Y: Any) -> Array:
         N = self.X.shape[0]
         if Y.ndim != 2 or Y.shape[0] != N or Y.shape[1] == 0:
             raise ValueError(f"expected Y [{N}, R], got {Y.shape}")
-        return _checked("Y", Y, self.X.dtype)
+        return _on_device(Y, self.X.dtype) if isinstance(Y, jax.Array) else checked("Y", Y, self.X.dtype)
 
 
-def _checked(name: str, values: Any, dtype: Any) -> Array:
-    """On the device, in float32 or float64. Raises ValueError for NaN and infinity."""
-    values = jnp.asarray(values, jnp.float64 if dtype == jnp.float64 else jnp.float32)
-    largest, limit = float(_largest(values)), float(jnp.finfo(values.dtype).max)
+def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: Any = jnp.float32) -> Array:
+    """Returns the values on the device, in float64 if `dtype` is, else in float32; waits until they are looked at.
+
+    Args:
+        name: what errors call them, such as `X`, the inputs of a map, or `Y`, its targets.
+        values: an example a row.
+        dtype: of the regression.
+
+    Raises:
+        ValueError: NaN, infinity, or values so large that sums of their squares overflow.
+    """
+    array = _on_device(values, dtype)
+    # A maximum propagates NaN and infinity, and is five times as fast on a CPU as counting.
+    largest, limit = float(_largest(array)), float(jnp.finfo(array.dtype).max)
     if np.isfinite(largest) and largest > np.sqrt(limit / values.size):
         raise ValueError(
             f"the values of {name} reach {largest:.0e}, where sums of squares overflow (X holds the inputs of the map, "
             "Y its targets): scale them down. Activations of a model are so large where its weights are damaged."
         )
     if not np.isfinite(largest):
-        bad = np.count_nonzero(~np.isfinite(np.asarray(values)))
+        bad = np.count_nonzero(~np.isfinite(np.asarray(array)))
         raise ValueError(
             f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
             "them (text longer than the positions and half-precision overflow are the usual causes)"
         )
-    return values
+    return array
+
+
+def _on_device(values: Any, dtype: Any) -> Array:
+    # Not jnp.asarray, which on a CPU copies what `jmat.capture.sweep` has laid out so that it need not be copied.
+    wanted = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    return jax.device_put(values if values.dtype == wanted else jnp.asarray(values, wanted))
 
 
 @jax.jit
 def _largest(values: Array) -> Array:
-    # A maximum propagates NaN and infinity, and is five times as fast on a CPU as counting.
     return jnp.max(jnp.abs(values))
 
 
@@ -283,10 +301,10 @@ def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
     return _sum_of_squares(B)
 
 
+@float64()
 def energy(Y: Float[Array | np.ndarray, "N R"]) -> Float[Array, ""]:
     """`||Y||²`, in float64."""
-    with jax.enable_x64(True):
-        return _sum_of_squares(Y)
+    return _sum_of_squares(Y)
 
 
 @jax.jit

@@ -9,10 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jmat.models.edits import IgnoresInput, IgnoresPadding
+
+# The array fields below are annotated Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings
+# or numpy arrays there.
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Identity:
+class Identity(IgnoresPadding):
     """`y = x`."""
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array | np.ndarray, "*batch D"]:
@@ -21,7 +26,7 @@ class Identity:
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
-class Linear:
+class Linear(IgnoresPadding):
     """`y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`."""
 
     W: Any
@@ -34,8 +39,8 @@ class Linear:
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
-class Constant:
-    """`y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for each place.
+class Constant(IgnoresInput):
+    """`y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for each place; at any site, `embed` too.
 
     With the mean over examples it is mean ablation; with the activations of another run, activation patching.
     """
@@ -43,15 +48,23 @@ class Constant:
     value: Any
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        return jnp.broadcast_to(self.value.astype(x.dtype), (*x.shape[:-1], self.value.shape[-1]))
+        return jnp.broadcast_to(jnp.asarray(self.value).astype(x.dtype), (*x.shape[:-1], self.value.shape[-1]))
+
+    def fill(self, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+        """Returns the value for every place of a site of this shape."""
+        return jnp.broadcast_to(jnp.asarray(self.value), shape)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["width"])
 @dataclasses.dataclass(frozen=True)
-class Zero:
-    """`y = 0` with `width` coordinates: the part is deleted."""
+class Zero(IgnoresInput):
+    """`y = 0`: the part is deleted. With `width` coordinates, by default as many as the site has, or as x."""
 
-    width: int
+    width: int | None = None
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        return jnp.zeros((*x.shape[:-1], self.width), x.dtype)
+        return jnp.zeros((*x.shape[:-1], x.shape[-1] if self.width is None else self.width), x.dtype)
+
+    def fill(self, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+        """Returns zeros for a site of this shape, or with `width` coordinates where that was given."""
+        return jnp.zeros(shape if self.width is None else (*shape[:-1], self.width))

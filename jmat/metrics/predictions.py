@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat.metrics.bootstrap import check_finite
+from jmat.runtime import hosts
 
 
 @functools.partial(jax.jit, static_argnames=("ks",))
@@ -132,35 +133,56 @@ class Predictions:
     """
 
     def __init__(self) -> None:
-        self._first: Any = None
+        self._first: ndarray | None = None
         self._tops: set[int] = set()
-        self._count, self._apart = 0, 0.0
+        self._counted: list[Any] = []
+        self._apart = 0.0
 
-    def add(self, logits: Float[Array | ndarray, "*N V"], real: Any = None) -> None:
-        """Adds examples' logits; those where `real` is false are not read. Costs nothing once two have differed.
+    def add(self, logits: Float[Array | ndarray, "*N V"], real: Bool[Array | ndarray, "*N"] | None = None) -> None:
+        """Adds examples' logits. Once two have differed it waits for nothing, and costs nothing.
 
         Args:
             logits: of the whole model.
-            real: which examples count, in the shape of `logits` without its last axis; default: all.
+            real: which examples count; default: all.
         """
-        counts = np.ones(logits.shape[:-1], bool) if real is None else np.asarray(real, bool)
-        self._count += int(counts.sum())
-        if not counts.any() or (self._apart > _SAME and len(self._tops) > 1):
+        self._counted.append(np.ones(logits.shape[:-1], bool) if real is None else real)
+        if self._apart > _SAME and len(self._tops) > 1:
             return
-        # Not before: a reshaped array of logits is a copy of them.
-        flat, counts = jnp.asarray(logits).reshape(-1, logits.shape[-1]), counts.reshape(-1)
+        counts = np.asarray(self._counted[-1]).reshape(-1)
+        if not counts.any():
+            return
         if self._first is None:
-            self._first = flat[int(counts.argmax())]
+            self._first = np.asarray(logits).reshape(-1, logits.shape[-1])[int(counts.argmax())]
+        # Not before: a reshaped array of logits is a copy of them.
+        flat = jnp.asarray(logits).reshape(-1, logits.shape[-1])
         tops, apart = (np.asarray(each)[counts] for each in _likeness(flat, self._first))
         self._tops |= set(np.unique(tops).tolist())
         self._apart = max(self._apart, float(np.nan_to_num(apart, nan=np.inf).max()))
+
+    def meet_hosts(self) -> None:
+        """Adds what the other processes have collected; all must call it, once, when all batches are added."""
+        if hosts.count() == 1:
+            return
+        self._counted = list(hosts.gather(np.ones(self._count, bool)))
+        self._tops = set(np.concatenate(hosts.gather(np.array(sorted(self._tops), np.int64))).tolist())
+        apart = np.concatenate(hosts.gather(np.array([self._apart])))
+        first = np.empty(0, np.float32) if self._first is None else self._first.astype(np.float32)
+        firsts = [each for each in hosts.gather(first) if each.size]
+        if firsts:
+            apart = np.append(apart, np.asarray(_likeness(np.stack(firsts), firsts[0])[1]))
+        self._apart = float(np.nan_to_num(apart, nan=np.inf).max())
+
+    @property
+    def _count(self) -> int:
+        return sum(int(np.asarray(real).sum()) for real in self._counted)
 
     def note(self) -> str | None:
         """Returns one sentence where all examples have the same prediction, or the same most likely token; else None.
 
         A single example says nothing, and fewer than ten with one most likely token say nothing either.
         """
-        if self._count < 2 or (self._apart > _SAME and (len(self._tops) > 1 or self._count < _FEW)):
+        count = self._count
+        if count < 2 or (self._apart > _SAME and (len(self._tops) > 1 or count < _FEW)):
             return None
         if self._apart <= _SAME:
             same, cause = "the model predicts the same", "its predictions do not depend on the text"
@@ -168,6 +190,5 @@ class Predictions:
             same = f"the model's most likely token is the same ({min(self._tops)})"
             cause = "it does not depend on the text"
         return (
-            f"{same} at all {self._count} places: {cause}, or all examples are alike; agreement and accuracy say "
-            "nothing here"
+            f"{same} at all {count} places: {cause}, or all examples are alike; agreement and accuracy say nothing here"
         )

@@ -1,14 +1,17 @@
 """BERT (post-norm, bidirectional; Devlin et al. 2018), with its masked-language-model head where there is one."""
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.models.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, LayerNorm, NoNorm
-from jmat.models.sites import Tap
+from jmat.models.layers import ACTIVATIONS, Dense, Embedding, FeedForward, LayerNorm, NoNorm, word_kernel
+from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
@@ -31,7 +34,7 @@ class Embed(nnx.Module):
         return self.norm(x + self.positions(positions + self.offset))
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One post-norm block: `ln_1` follows the attention add, `ln_2` the feed-forward add."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -40,16 +43,16 @@ class Block(nnx.Module):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.ln_2 = LayerNorm(config)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            return x + tap("attn", self.attn, x, context, tap)
-
-        x = tap("ln_1", self.ln_1, tap("mid", attend, x))
-        return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x))
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+        x = tap("ln_1", self.ln_1, tap.read("mid", x + tap("attn", self.attn, x, context, tap)))
+        return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x, tap))
 
 
-class MaskedHead(nnx.Module):
-    """The masked-language-model head: dense, activation (the model's own by default), norm, decoder, bias."""
+class MaskedHead(nnx.Module, IgnoresPadding):
+    """The masked-language-model head: dense, activation (the model's own by default), norm, decoder, bias.
+
+    Logits are of all words, or of those given.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, activation: str | None = None):
         self.dense = Dense(config.width, config.width, std=config.init_std, rngs=rngs)
@@ -59,10 +62,16 @@ class MaskedHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.activation = activation or config.activation
 
-    def __call__(self, x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    def __call__(
+        self,
+        x: Float[Array, "*batch D"],
+        table: Float[Array, "V D"],
+        words: Int[Array | np.ndarray, " W"] | None = None,
+    ) -> Float[Array, "*batch W"]:
         x = self.norm(ACTIVATIONS[self.activation](self.dense(x)))
-        kernel = table.T if self.out is None else self.out.kernel[...]
-        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32) + self.bias[...].astype(jnp.float32)
+        kernel = word_kernel(table, self.out, words)
+        bias = self.bias[...] if words is None else self.bias[words]
+        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

@@ -3,11 +3,13 @@
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
-from jmat.models.layers import Attention, Context, Embedding, FeedForward, Head, LayerNorm
-from jmat.models.sites import Tap
+from jmat.models.layers import Embedding, FeedForward, Head, LayerNorm
+from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
@@ -24,7 +26,7 @@ class Embed(nnx.Module):
         return self.norm(self.tokens(tokens))
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One pre-norm block. A config option lets the residual start from the norm's output instead of its input."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -34,14 +36,11 @@ class Block(nnx.Module):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.from_norm = config.residual_from_norm
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            normed = tap("ln_1", self.ln_1, x)
-            return (normed if self.from_norm else x) + tap("attn", self.attn, normed, context, tap)
-
-        x = tap("mid", attend, x)
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+        normed = tap("ln_1", self.ln_1, x)
+        x = tap.read("mid", (normed if self.from_norm else x) + tap("attn", self.attn, normed, context, tap))
         normed = tap("ln_2", self.ln_2, x)
-        return (normed if self.from_norm else x) + tap("ffn", self.ffn, normed)
+        return (normed if self.from_norm else x) + tap("ffn", self.ffn, normed, tap)
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

@@ -5,11 +5,13 @@ import math
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, fused, norm_keys
-from jmat.models.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, LayerNorm
-from jmat.models.sites import Tap
+from jmat.models.layers import ACTIVATIONS, Embedding, FeedForward, Head, LayerNorm
+from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
@@ -27,7 +29,7 @@ class Embed(nnx.Module):
         return x if type_ids is None else x + self.tokens(type_ids)
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One pre-norm block."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -38,12 +40,9 @@ class Block(nnx.Module):
         self.ln_2 = LayerNorm(config)
         self.ffn = FeedForward(config, out_std=out_std, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            return x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap)
-
-        x = tap("mid", attend, x)
-        return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+        x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
+        return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

@@ -3,16 +3,18 @@
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, interleaved, norm_keys
-from jmat.models.layers import ACTIVATIONS, Attention, Context, FeedForward, Head, LayerNorm
+from jmat.models.layers import ACTIVATIONS, FeedForward, Head, LayerNorm
 from jmat.models.llama import Embed
 from jmat.models.rotary import read_rotary
-from jmat.models.sites import Tap
+from jmat.models.tap import UNTAPPED, Tap
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One pre-norm block. In parallel, `ln_2` reads the block's input; in sequence, what attention left."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -22,12 +24,9 @@ class Block(nnx.Module):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.parallel = config.parallel
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            return x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap)
-
-        mid = tap("mid", attend, x)
-        return mid + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x if self.parallel else mid))
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+        mid = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
+        return mid + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x if self.parallel else mid), tap)
 
 
 def read_config(read: ConfigReader) -> ModelConfig:

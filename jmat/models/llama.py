@@ -9,12 +9,14 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.models.layers import ACTIVATIONS, Attention, Context, Embedding, FeedForward, Head, RMSNorm
+from jmat.models.layers import ACTIVATIONS, Embedding, FeedForward, Head, RMSNorm
 from jmat.models.rotary import read_rotary
-from jmat.models.sites import Tap
+from jmat.models.tap import UNTAPPED, Tap
 from jmat.runtime.errors import shortened
 
 
@@ -32,7 +34,7 @@ class Embed(nnx.Module):
         return self.scale * self.tokens(tokens)
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One pre-norm block."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -41,12 +43,9 @@ class Block(nnx.Module):
         self.ln_2 = RMSNorm(config)
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            return x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap)
-
-        x = tap("mid", attend, x)
-        return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+        x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
+        return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
 
 
 # What a config.json that leaves a field out means: vocab_size, hidden_size, intermediate_size, num_hidden_layers,

@@ -3,11 +3,13 @@
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.models.layers import ACTIVATIONS, Attention, Context, Dense, Embedding, FeedForward, Head, LayerNorm, NoNorm
-from jmat.models.sites import Tap
+from jmat.models.layers import ACTIVATIONS, Dense, Embedding, FeedForward, Head, LayerNorm, NoNorm
+from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
@@ -29,7 +31,7 @@ class Embed(nnx.Module):
         return x + self.positions(positions + self.offset)
 
 
-class Block(nnx.Module):
+class Block(nnx.Module, NeedsContext, IgnoresPadding):
     """One block, pre-norm or post-norm."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -39,15 +41,12 @@ class Block(nnx.Module):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.pre_norm = config.pre_norm
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T D"]:
-        def attend(x):
-            return x + tap("attn", self.attn, tap("ln_1", self.ln_1, x) if self.pre_norm else x, context, tap)
-
-        x = tap("mid", attend, x)
+    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
         if self.pre_norm:
-            return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x))
-        x = tap("ln_1", self.ln_1, x)
-        return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x))
+            x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
+            return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
+        x = tap("ln_1", self.ln_1, tap.read("mid", x + tap("attn", self.attn, x, context, tap)))
+        return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x, tap))
 
 
 def final_norm(config: ModelConfig) -> LayerNorm | NoNorm:

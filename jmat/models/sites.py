@@ -1,20 +1,37 @@
-"""Sites: the names under which every intermediate value of a model is read (`keep=`) and replaced (`sites=`).
+"""Sites: the names under which every intermediate value of a model is read (`keep=`) and changed (`sites=`).
 
-The names are the same for every architecture; `i` counts blocks from 0:
+The names are the same for every architecture; `i` counts blocks from 0, `h` heads:
 
-| site | value | replaced: a callable stands in for |
+| site | value | what stands in for it gets, and gives the value |
 |---|---|---|
-| `embed` | h_0, the stream that enters block 0 | tokens → h_0 |
-| `block.{i}.ln_1`, `block.{i}.ln_2` | output of a block's first and second norm | the norm |
-| `block.{i}.attn`, `block.{i}.ffn` | output of attention, feed-forward, before the residual add | the sub-module |
-| `block.{i}.attn.head.{h}` | output [B, T, K] of one head, before the output projection | the head (attn's input → K) |
-| `block.{i}.mid` | stream after the attention add | block input → mid |
-| `block.{i}` | h_{i+1}, stream after the block | the whole block |
-| `final_norm` | the stream as the head reads it | the norm (the identity where a model has none) |
-| `logits` | prediction scores, float32 | the head |
+| `embed` | h_0 [B, T, D], the stream that enters block 0 | tokens [B, T] |
+| `block.{i}.ln_1`, `.ln_2` | output [B, T, D] of a block's first and second norm | the norm's input |
+| `block.{i}.attn`, `.ffn` | output [B, T, D] of attention, feed-forward, before the residual add | its input |
+| `block.{i}.attn.q` | queries [B, T, H, K]: the projection, before norms and rotary positions | attention's input |
+| `block.{i}.attn.k`, `.attn.v` | keys, values [B, T, G, K], likewise; G = `kv_heads`, or H | attention's input |
+| `block.{i}.attn.scores` | `scale · q kᵀ + bias` [B, H, T, T], float32, before the mask | attention's input |
+| `block.{i}.attn.pattern` | softmax of the masked scores [B, H, T, T] (query, key) | the masked scores |
+| `block.{i}.attn.z` | outputs of all heads [B, T, H, K], before the output projection | attention's input |
+| `block.{i}.attn.head.{h}` | one head of `attn.z`, [B, T, K] | attention's input |
+| `block.{i}.ffn.hidden` | neurons [B, T, F]: the input of the feed-forward part's last projection | its input |
+| `block.{i}.mid` | stream [B, T, D] after the attention add | (a sum: it is read only) |
+| `block.{i}` | h_{i+1} [B, T, D], the stream after the block | h_i |
+| `final_norm` | the stream [B, T, D] as the head reads it | h_L |
+| `logits` | prediction scores [B, T, V], float32 | the output of `final_norm` |
 
-`block.{i}.ln_1.in`, `.attn.in`, `.ln_2.in`, `.ffn.in` and `final_norm.in` are the inputs of those parts; they can be
-kept, not replaced.
+`block.{i}.ln_1.in`, `.attn.in`, `.ln_2.in`, `.ffn.in` and `final_norm.in` are the inputs of those parts; they are read
+only, too. `final_norm` is the identity where a model has no final norm.
+
+`sites=` takes edits, which compute the part and change its output (`jmat.Edit`, `Add`, `Scale`, `At`; see
+`jmat.models.edits`), and any other callable pytree, which stands in for the part: the part is not computed then, nor
+are the sites inside it, and to ask for one of them is an error. Heads come before `attn.z`: what is done to a head
+shows there. Masked places have ordinary scores, and the mask is applied after them: so no edit of scores lets a token
+look where it may not. An edit of the pattern can.
+
+In names, `*` stands for any characters but a dot, or for any at all at the beginning: `block.*.attn`,
+`*.ffn.hidden`, `block.*` (the streams h_1 .. h_L). Of the sites that exist, a pattern names those in the blocks that
+are run. A site that is named by itself goes by that entry of `sites=`, whatever patterns match it too; two patterns
+that match one site are an error.
 
 What the residual arithmetic is, by wiring:
 - pre-norm (GPT-2, GPT-Neo, OPT, BLOOM, LLaMA and its relatives, NeoX where it is sequential):
@@ -32,20 +49,23 @@ OPT-350m's projection down. `final_norm` is therefore D wide everywhere, and is 
 
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jmat.models.config import ModelConfig
-from jmat.runtime.errors import first_line
 
 SUBMODULES = ("ln_1", "attn", "ln_2", "ffn")
-_REPLACEABLE = (*SUBMODULES, "mid")
-_READABLE = (*_REPLACEABLE, *(f"{name}.in" for name in SUBMODULES))
+_INSIDE = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern", "attn.z", "ffn.hidden")
+_CHANGEABLE = (*SUBMODULES, *_INSIDE)
+_READABLE = (*_CHANGEABLE, "mid", *(f"{name}.in" for name in SUBMODULES))
 
-Site = Callable[[jax.Array], jax.Array]
+# What stands in for a part, or edits its output: see `jmat.models.edits`.
+Site = Callable[..., Any]
 
 
 @functools.cache
@@ -59,14 +79,43 @@ def readable(layers: int, heads: int) -> dict[str, None]:
 @functools.cache
 def replaceable(layers: int, heads: int) -> dict[str, None]:
     """All names that `sites=` takes for a model of this many blocks and heads (an ordered set)."""
-    return dict.fromkeys(name for name in readable(layers, heads) if not name.endswith(".in"))
+    return dict.fromkeys(name for name in readable(layers, heads) if not name.endswith((".in", ".mid")))
+
+
+def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tuple[int, ...]:
+    """Returns the shape of a site's values at one token: (D,), (V,) for `logits`, (H, K) for `attn.q`, ….
+
+    For `attn.scores` and `attn.pattern`, (H, T): a token's row of T = `length` keys for each head. Raises ValueError
+    where these are asked for without a length.
+    """
+    H, K, G = config.heads, config.head_width, config.kv_heads or config.heads
+    if site == "logits":
+        return (config.vocab_size,)
+    if ".attn.head." in site:
+        return (K,)
+    part = site.partition(".attn.")[2]
+    if part in ("q", "z"):
+        return (H, K)
+    if part in ("k", "v"):
+        return (G, K)
+    if is_square(site):
+        if length is None:
+            raise ValueError(f"site {site!r} has a value for every key: its shape depends on the length of the rows.")
+        return (H, length)
+    return (config.ffn_width,) if site.endswith(".ffn.hidden") else (config.width,)
 
 
 def width(site: str, config: ModelConfig) -> int:
-    """The last axis of a site's values: D, V of `logits`, K of a single head."""
-    if site == "logits":
-        return config.vocab_size
-    return config.head_width if ".attn.head." in site else config.width
+    """Returns the last axis of a site's values: D, V of `logits`, F of `ffn.hidden`, K of a head and of queries."""
+    return place_shape(site, config)[-1]
+
+
+def is_square(site: str) -> bool:
+    """Returns whether a site's values are [B, H, T, T], queries by keys; all others are [B, T, …]."""
+    return site.endswith(("attn.scores", "attn.pattern"))
+
+
+# --- names and patterns -----------------------------------------------------------------------------------------------
 
 
 def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> None:
@@ -78,99 +127,101 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
         return
     name = unknown[0]
     if replace and name in readable(L, H):
+        if name.endswith(".mid"):
+            raise ValueError(
+                f"site {name!r} is a sum: it can be kept, not replaced; change {name[:-3] + 'attn'!r}, which is added "
+                f"there, or {name[:-4]!r}, the whole block, instead."
+            )
         raise ValueError(f"site {name!r} is an input: it can be kept, not replaced; replace {name[:-3]!r} instead.")
-    near = difflib.get_close_matches(name, valid, n=3)
+    near = difflib.get_close_matches(str(name), valid, n=3)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    parts = ", ".join(f"block.{{i}}.{part}" for part in (_REPLACEABLE if replace else _READABLE))
+    parts = ", ".join(f"block.{{i}}.{part}" for part in (_CHANGEABLE if replace else _READABLE))
     raise ValueError(
         f"unknown site {name!r}.{hint} Valid for this model: embed, {parts}, block.{{i}}.attn.head.{{h}}, block.{{i}} "
         f"(i = 0..{L - 1}, h = 0..{H - 1}), {'' if replace else 'final_norm.in, '}final_norm, logits."
     )
 
 
-def check_callables(sites: Mapping[str, Any]) -> None:
-    """Raises ValueError for replacements that are not callable pytrees: a bare function would be traced each time."""
-    for name, site in sites.items():
-        leaves = jax.tree.leaves(site)
-        if not callable(site) or any(leaf is site for leaf in leaves):
-            raise ValueError(
-                f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable pytree such as "
-                "jmat.Linear(W), a dataclass registered with JAX, or jax.tree_util.Partial(function)."
-            )
+def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop: int) -> tuple[str, ...]:
+    """Returns the sites that `keep=` names, each once, in the order asked for.
 
-
-class Tap:
-    """Calls the parts of one block while it is traced: records what is kept, lets replacements stand in.
-
-    `tap(name, part, x, *context)` is `part(x, *context)`, or `replacement(x)` where the site is replaced; the part is
-    then never called and costs nothing. `width` is the part's output width where that is not its input's.
+    Those that one pattern matches come in the order of computation. Raises ValueError for names that are no sites of
+    the model, and for patterns that match none in blocks `start` .. `stop − 1`.
     """
-
-    def __init__(self, sites: Mapping[str, Site], keep: tuple[str, ...], read_at: jax.Array | None):
-        self._sites = sites
-        self._keep = frozenset(keep)
-        self._read_at = read_at
-        self._kept: dict[str, jax.Array] = {}
-        self._used: set[str] = set()
-
-    def __call__(
-        self, name: str, part: Callable[..., jax.Array], x: jax.Array, *context: Any, width: int | None = None
-    ) -> jax.Array:
-        self.read(f"{name}.in", x)
-        with jax.named_scope(name):
-            if name in self._sites:
-                self._used.add(name)
-                y = replace(f"block.{{i}}.{name}", self._sites[name], x, (*x.shape[:-1], width or x.shape[-1]))
-            else:
-                y = part(x, *context)
-        return self.read(name, y)
-
-    def touches(self, prefix: str) -> bool:
-        """Returns whether any site that starts so is kept or replaced."""
-        return any(name.startswith(prefix) for name in (*self._keep, *self._sites))
-
-    def read(self, name: str, value: jax.Array) -> jax.Array:
-        """Records the value if it is kept; returns it unchanged."""
-        if name in self._keep:
-            self._kept[name] = gather(value, self._read_at)
-        return value
-
-    def finish(self) -> dict[str, jax.Array]:
-        """Returns the values that were kept, by name.
-
-        Raises ValueError for a site inside a part that is replaced, which was never reached.
-        """
-        unreached = (self._keep - self._kept.keys()) | (self._sites.keys() - self._used)
-        if unreached:
-            raise ValueError(
-                f"site 'block.{{i}}.{min(unreached)}' is never reached: the part of the block that holds it is "
-                "replaced, and so not computed."
-            )
-        return self._kept
+    asked = (keep,) if isinstance(keep, str) else tuple(keep)
+    names: dict[str, None] = {}
+    for name in asked:
+        if _is_pattern(name):
+            names |= dict.fromkeys(_matching(name, config, start, stop, replace=False))
+        else:
+            names[name] = None
+    check_names(names, config, replace=False)
+    return tuple(names)
 
 
-def replace(name: str, site: Site, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Applies a replacement. Raises ValueError if it does not return the shape of what it stands in for."""
-    try:
-        y = site(x)
-    except (TypeError, ValueError) as error:
+def named_sites(sites: Mapping[str, Site], config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
+    """Returns `sites=` with a key for every site that its keys match.
+
+    A key without `*` goes before any pattern. Raises ValueError for names that are no sites of the model or can only
+    be read, for patterns that match none in blocks `start` .. `stop − 1`, and for two patterns that match one site.
+    """
+    exact = {name: site for name, site in sites.items() if not _is_pattern(name)}
+    check_names(exact, config, replace=True)
+    by_pattern: dict[str, str] = {}
+    for pattern in sites.keys() - exact.keys():
+        for name in _matching(pattern, config, start, stop, replace=True):
+            if name not in exact and name in by_pattern:
+                both = " and ".join(sorted(map(repr, (pattern, by_pattern[name]))))
+                raise ValueError(f"sites {both} both match {name!r}; name that site by itself, or narrow one of them.")
+            by_pattern[name] = pattern
+    return {name: sites[pattern] for name, pattern in by_pattern.items()} | exact
+
+
+def _is_pattern(name: str) -> bool:
+    return isinstance(name, str) and "*" in name
+
+
+@functools.lru_cache(maxsize=1024)
+def _matching(pattern: str, config: ModelConfig, start: int, stop: int, *, replace: bool) -> tuple[str, ...]:
+    """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`. Raises ValueError where none does."""
+    L, H = config.layers, config.heads
+    valid = replaceable(L, H) if replace else readable(L, H)
+    first, rest = (".*", pattern.lstrip("*")) if pattern.startswith("*") else ("", pattern)
+    whole = re.compile(first + r"[^.]*".join(map(re.escape, rest.split("*"))))
+    matching = [name for name in valid if whole.fullmatch(name)]
+    reached = tuple(name for name in matching if is_reached(name, start, stop, L))
+    if reached:
+        return reached
+    if matching:
         raise ValueError(
-            f"the replacement for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {first_line(error)}"
-        ) from error
-    if y.shape != shape:
-        raise ValueError(
-            f"the replacement for site {name!r} returned shape {y.shape} for an input of {x.shape}; expected {shape}."
+            f"no site that {pattern!r} matches is reached when blocks {start} .. {stop - 1} of {L} are run."
         )
-    return y.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else y
+    # With the stars as numbers, the nearest names can be found.
+    near = difflib.get_close_matches(pattern.replace("*", "0"), valid, n=3)
+    hint = f" Near it are {' and '.join(map(repr, near))}." if near else ""
+    raise ValueError(f"no site of this model that can be {'changed' if replace else 'kept'} matches {pattern!r}.{hint}")
 
 
-@jax.jit
-def gather(x: jax.Array, read_at: jax.Array | None) -> jax.Array:
-    """Reads x [B, T, ...] at positions [B] → [B, ...], or [B, P] → [B, P, ...]; all of x where `read_at` is None."""
-    if read_at is None:
-        return x
-    batch = jnp.arange(x.shape[0])
-    return x[batch, read_at] if read_at.ndim == 1 else x[batch[:, None], read_at]
+def is_reached(name: str, start: int, stop: int, layers: int) -> bool:
+    """Returns whether a site is computed when blocks `start` .. `stop − 1` are run."""
+    kind, _, rest = name.partition(".")
+    if kind == "block":
+        return start <= int(rest.partition(".")[0]) < stop
+    return start == 0 if kind == "embed" else stop == layers
+
+
+def gather(x: jax.Array, read_at: jax.Array | np.ndarray | None, *, axis: int = 1) -> jax.Array:
+    """Reads x [B, T, ...] at columns [B] → [B, ...], or [B, P] → [B, P, ...]; all of x where `read_at` is None.
+
+    `axis` is that of the columns where it is not the second; it becomes the second.
+    """
+    return x if read_at is None else _gather(x, read_at, axis=axis)
+
+
+@functools.partial(jax.jit, static_argnames=("axis",))
+def _gather(x: jax.Array, read_at: jax.Array | np.ndarray, *, axis: int) -> jax.Array:
+    # Row by row: the compiler then knows that a device needs no other device's rows.
+    return jax.vmap(lambda row, at: row[at])(jnp.moveaxis(x, axis, 1), read_at)
 
 
 def stream_sites(layers: int) -> tuple[str, ...]:

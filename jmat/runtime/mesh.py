@@ -1,6 +1,6 @@
 """Devices: one axis, over which batches are sharded; parameters are replicated, or sharded where they are large."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -23,6 +23,11 @@ def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     return jax.make_mesh((len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
+def local_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of `devices` (default: all of this process), over which batches are sharded."""
+    return data_mesh(devices or jax.local_devices())
+
+
 def usual_batch(devices: Sequence[jax.Device] | None = None) -> int:
     """Tokens in one forward pass that suit the devices (default: all local ones): 4,096 for each accelerator.
 
@@ -34,8 +39,15 @@ def usual_batch(devices: Sequence[jax.Device] | None = None) -> int:
 
 
 def replicate(mesh: Mesh, tree: Tree) -> Tree:
-    """Puts a full copy of every leaf on every device of the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    """Returns the tree with a full copy of every leaf on every device of the mesh.
+
+    A device that holds a leaf already keeps it, and a leaf that stands in several places is copied once.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    several = {id(leaf): leaf for leaf in leaves}
+    copies = jax.device_put(list(several.values()), NamedSharding(mesh, PartitionSpec()))
+    of_leaf = dict(zip(several, copies, strict=True))
+    return jax.tree.unflatten(structure, [of_leaf[id(leaf)] for leaf in leaves])
 
 
 def parameter_sharding(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
@@ -54,10 +66,18 @@ def shard_parameters(mesh: Mesh, model: Tree) -> Tree:
     return jax.device_put(model, jax.tree.map(lambda leaf: parameter_sharding(mesh, np.shape(leaf)), model))
 
 
-def place(mesh: Mesh, model: Tree) -> Tree:
-    """Puts a model on the devices of the mesh: as it is where it is sharded over them, else a full copy on each."""
-    split_over = {whole.mesh for whole in map(gathered, jax.tree.leaves(model)) if whole is not None}
-    return model if split_over == {mesh} else replicate(mesh, model)
+def place(model: Tree, mesh: Mesh | None = None) -> Tree:
+    """Returns the model on all devices of a mesh, by default those of this process.
+
+    A model that is there already, replicated or sharded, is returned itself: `jmat.load` places
+    every model, and no pass copies it again. Else each device gets a full copy, or keeps its own.
+    """
+    mesh = mesh or local_mesh()
+    return model if all(_is_placed(leaf, mesh) for leaf in jax.tree.leaves(model)) else replicate(mesh, model)
+
+
+def _is_placed(leaf: Any, mesh: Mesh) -> bool:
+    return isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
 
 
 def gathered(array: Any) -> NamedSharding | None:
@@ -94,3 +114,12 @@ def shard_batch(mesh: Mesh, tree: Tree) -> Tree:
                 "choose a batch size that is a positive multiple of the number of devices."
             )
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
+
+
+def row_by_row(function: Callable[[jax.Array], Tree], mesh: Mesh) -> Callable[[jax.Array], Tree]:
+    """Returns the function for rows that are split over the devices: each takes its own rows alone.
+
+    For what the compiler would else gather on all devices, such as `jax.lax.top_k`.
+    """
+    rows = PartitionSpec(DATA_AXIS)
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=rows, out_specs=rows))

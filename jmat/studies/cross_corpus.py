@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from numpy import ndarray
 
-from jmat.maps.least_squares import factorise_each
+from jmat.maps.least_squares import checked, factorise_each
 from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
 from jmat.metrics.r2 import r2_score, varying
@@ -65,7 +65,7 @@ def fit_sizes(
     layers, fits = sorted(streams.keys() - {final}), []
     for n in track(list(sizes), progress):
         chosen = order[:n]
-        maps, problem, target = {}, "", streams[final][chosen]
+        maps, problem, target = {}, "", checked("Y", streams[final][chosen])
         sources = factorise_each([streams[layer][chosen] for layer in layers], intercept=intercept)
         for layer, source in zip(layers, sources, strict=True):
             solution = source.solve(target, residual=False)

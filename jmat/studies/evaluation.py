@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
+from jmat.capture.sweep import Rows, stored_rows, sweep
 from jmat.forward import logits
 from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
 from jmat.report.notes import OVERFLOWS, estimate, with_note
-from jmat.runtime.progress import track
+from jmat.runtime.mesh import local_mesh, place, replicate
 
 KS = (1, 5, 10)
 METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
@@ -32,6 +33,8 @@ def evaluate(
 ) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
     """Holds what each shortcut predicts against what the full model predicts, example by example.
 
+    Examples are shared out among the processes; all get the values of all.
+
     Args:
       model: its final norm and head read out both.
       final: h_L.
@@ -46,21 +49,30 @@ def evaluate(
       (map's name, source layer) → name → values: the metrics of `jmat.metrics.compare` and the confidences of
       `jmat.metrics.confidences`.
     """
-    N = len(final)
-    parts: dict[tuple[str, int], list[dict[str, ndarray]]] = {key: [] for key in shortcuts}
-    for start in track(range(0, N, examples_per_batch), progress):
-        full = logits(model, _rows(final, start, examples_per_batch))
+    mesh = local_mesh()
+    model = place(model, mesh)
+    maps = replicate(mesh, [shortcut for shortcut, _ in shortcuts.values()])
+
+    def rows(batch: Rows) -> tuple[Any, ...]:
+        now = None if targets is None else batch.take(targets)
+        streams = [batch.take(stream) for _, stream in shortcuts.values()]
+        return batch.examples, batch.take(final), now, streams
+
+    def compare_rows(given: tuple[Any, ...]) -> list[dict[str, jax.Array]]:
+        examples, final, now, streams = given
+        full, values = logits(model, final), []
         if predictions is not None:
-            predictions.add(full, np.arange(start, start + examples_per_batch) < N)
-        now = None if targets is None else _rows(targets, start, examples_per_batch)
-        for key, (shortcut, stream) in shortcuts.items():
-            short = logits(model, _apply(shortcut, _rows(stream, start, examples_per_batch)))
-            # Fetched at once: no more than one shortcut's logits are ever in flight.
-            parts[key].append(jax.device_get(_read(full, short, now, words)))
-    return {
-        key: {name: np.concatenate([values[name] for values in batch])[:N] for name in batch[0]}
-        for key, batch in parts.items()
-    }
+            predictions.add(full, examples >= 0)
+        for shortcut, stream in zip(maps, streams, strict=True):
+            values.append(_read(full, logits(model, _apply(shortcut, stream)), now, words))
+            jax.block_until_ready(values[-2:-1])  # no more than two shortcuts' logits are in memory
+        return values
+
+    plan = stored_rows(len(final), examples_per_batch, mesh=mesh)
+    values = sweep(plan, compare_rows, inputs=rows, mesh=mesh, progress=progress)
+    if predictions is not None:
+        predictions.meet_hosts()
+    return dict(zip(shortcuts, values, strict=True))
 
 
 @jax.jit
@@ -127,14 +139,6 @@ def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, s
     with np.errstate(over="ignore"):
         mean, low, high = np.exp(bootstrap_mean(nats.astype(np.float64), groups=groups, seed=seed))
     return {"metric": "perplexity", **estimate(mean, low, high), "n": len(nats)}
-
-
-def _rows(x: Shaped[ndarray, "N *D"], start: int, count: int) -> Shaped[ndarray, "n *D"]:
-    """Returns the rows `start` to `start + count − 1` of `x`.
-
-    The final batch repeats its last row so that all batches have one shape.
-    """
-    return x[np.minimum(np.arange(start, start + count), len(x) - 1)]
 
 
 @jax.jit

@@ -13,10 +13,10 @@ from numpy import ndarray
 from jmat.capture.activations import capture
 from jmat.capture.moments import Moments
 from jmat.capture.snapshots import Snapshots
-from jmat.capture.stream import all_positions, collect, packed_batches, sampled_positions, stream_moments
+from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.checkpoint import parameters
+from jmat.data.batches import Batch
 from jmat.data.examples import Split, mask_positions
-from jmat.data.packing import Batch
 from jmat.data.sampling import skipped_tokens
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.maps.least_squares import Solution
@@ -72,9 +72,7 @@ def as_read(subject: Subject, split: Split, tokens: str) -> Split:
 
     A masked model reads `sampled` positions under the mask, and `all` tokens unmasked.
     """
-    if tokens == "sampled" and subject.mask_token is not None:
-        return mask_positions(split, subject.mask_token)
-    return split
+    return mask_positions(split, subject.mask_token) if tokens == "sampled" else split
 
 
 def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> Bool[ndarray, " total"]:
@@ -162,22 +160,25 @@ def _read_statistics(subject: Subject, settings: FitSettings, targets: str) -> M
         return stream_moments(model, batches, pairs, snapshots=kept, progress=subject.bar("read fit"))
     if tokens == "sampled":
         return list(read_sites(subject, split, sites, settings, "fit").values())
-    batches = sentence_batches(subject, split, tokens, settings)
-    return list(collect(model, batches, sites, progress=subject.bar("capture fit")).values())
+    every_token = split.with_examples(tokens_read(subject, split, tokens, settings))  # read unmasked
+    return list(_capture(subject, every_token, sites, settings, "fit").values())
 
 
 def read_sites(
     subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
 ) -> dict[str, Float[ndarray, "N _"]]:
-    """Returns activations at the examples of a split by site; `name` stands on the progress bar."""
-    return capture(
-        subject.model,
-        split,
-        tuple(keep),
-        mask_token=subject.mask_token,
-        tokens_per_batch=settings.tokens_per_batch or usual_batch(),
-        progress=subject.bar(f"capture {name}"),
-    )
+    """Returns activations at the examples of a split by site, of a masked model under the mask.
+
+    `name` stands on the progress bar.
+    """
+    return _capture(subject, mask_positions(split, subject.mask_token), keep, settings, name)
+
+
+def _capture(
+    subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
+) -> dict[str, Float[ndarray, "N _"]]:
+    size = settings.tokens_per_batch or usual_batch()
+    return capture(subject.model, split, tuple(keep), tokens_per_batch=size, progress=subject.bar(f"capture {name}"))
 
 
 def _route(subject: Subject, settings: FitSettings, targets: str) -> str:

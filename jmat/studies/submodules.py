@@ -4,24 +4,27 @@ A part's map goes from the part's input to its output, before the residual add, 
 block (BERT) `attn` reads the block's input and `ln_1` the sum after attention.
 """
 
+import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.capture.activations import capture, reading_batches
-from jmat.data.batches import Padded, examples_of, padding_mask
+from jmat.capture.sweep import on_devices, own_share, sweep
+from jmat.data.batches import Batch
 from jmat.data.examples import Examples, Split
 from jmat.forward import run
 from jmat.maps.least_squares import factorise_each, lstsq
 from jmat.maps.types import Constant, Linear
+from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, gather, stream_sites
-from jmat.runtime import hosts
+from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.progress import track
 from jmat.studies.r2 import Resamples, pair_rows
 
@@ -59,87 +62,87 @@ def fit_parts(
 
 
 def ablate(
-    model: Any,
+    model: Transformer,
     split: Split,
     maps: Mapping[str, Mapping[int, PartMaps]],
     *,
-    mask_token: int | None = None,
     tokens_per_batch: int = 4096,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
-    """h_L at the examples' positions when the parts of all blocks from a source layer on are replaced.
+    """Returns h_L at the examples' positions when the parts of all blocks from a source layer on are replaced.
 
     Attention is the only part that lets positions see each other: without it the sampled position runs alone. With it
     the whole sentence runs.
 
     Args:
-      model: as `jmat.load` gives it.
-      split: the sentences.
+      model: as `jmat.load` returns it.
+      split: sentences and positions, as for `jmat.capture.activations.capture`.
       maps: shortcut's name → source layer l → maps for every block l .. L − 1 of the parts that it replaces.
-      mask_token: as for `jmat.capture.capture`.
       tokens_per_batch: padded tokens in one forward pass.
-      progress: what the progress bar says; None shows none.
+      progress: label of the progress bar; by default none is shown.
 
     Returns:
       (shortcut's name, source layer) → stand-in for h_L.
     """
-    D = model.config.width
-    finals = {
-        (name, l): np.empty((split.num_examples, D), np.float32) for name, sources in maps.items() for l in sources
+    mesh = local_mesh()
+    model = place(model, mesh)
+    plain = {name: {l: dict(parts) for l, parts in sources.items()} for name, sources in maps.items()}
+    placed = replicate(mesh, plain)
+    stand_ins = {
+        (name, l): {f"block.{i}.{part}": linear for (part, i), linear in placed[name][l].items()}
+        for name, sources in maps.items()
+        for l in sources
     }
-    plan = hosts.share(reading_batches(model.config, split, mask_token, tokens_per_batch))
-    for batch, mask, read_at in _with_masks(plan, progress):
-        streams = _streams(model, batch.tokens, mask)
-        real = batch.examples >= 0
-        for (name, l), final in finals.items():
-            stand_ins = {f"block.{i}.{part}": linear for (part, i), linear in maps[name][l].items()}
-            value = run_from(model, streams[l], l, stand_ins, mask, read_at)
-            final[batch.examples[real]] = np.asarray(value, np.float32)[real]
-    for final in finals.values():
-        hosts.fill_in(final, examples_of(plan))
-    return finals
+
+    def finals(batch: Batch) -> list[jax.Array]:
+        streams = _streams(model, batch)
+        return [run_from(model, streams[l], l, sites, batch) for (_, l), sites in stand_ins.items()]
+
+    plan = _sentences(model, split, tokens_per_batch)
+    return dict(zip(stand_ins, sweep(plan, finals, mesh=mesh, progress=progress), strict=True))
 
 
 def ablate_heads(
-    model: Any,
+    model: Transformer,
     examples: Examples,
     *,
-    mask_token: int | None = None,
     tokens_per_batch: int = 4096,
     intercept: bool = False,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
-    """h_L with one attention head of one block replaced by its map (`mat_head.{h}`) or removed (`no_head.{h}`).
+    """Returns h_L with one attention head of one block replaced by its map (`mat_head.{h}`) or removed (`no_head.{h}`).
 
     A head's map goes from the input of `attn` to the head's output, before the output projection. The other heads'
     outputs do not change, so each block's are computed once, and one program serves all heads of all blocks.
     """
-    L, H, D = model.config.layers, model.config.heads, model.config.width
-    settings: dict[str, Any] = {"mask_token": mask_token, "tokens_per_batch": tokens_per_batch}
+    L, H = model.config.layers, model.config.heads
+    mesh = local_mesh()
+    model = place(model, mesh)
     keep = [(f"block.{i}.attn.in", *(f"block.{i}.attn.head.{h}" for h in range(H))) for i in range(L)]
     maps: list[Linear] = []
     for sites in track(keep, None if progress is None else f"fit {progress}"):
-        acts = capture(model, examples.fit, sites, stop=len(maps) + 1, **settings)
+        acts = capture(model, examples.fit, sites, stop=len(maps) + 1, tokens_per_batch=tokens_per_batch)
         outputs = np.concatenate([acts[head] for head in sites[1:]], axis=1)
         solution = lstsq(acts[sites[0]], outputs, intercept=intercept)
         maps.append(Linear(solution.weights, solution.bias))
-    kinds = [(f"{kind}_head.{h}", kind, h) for kind in ("mat", "no") for h in range(H)]
-    finals = {(name, i): np.empty((examples.eval.num_examples, D), np.float32) for name, *_ in kinds for i in range(L)}
-    plan = hosts.share(reading_batches(model.config, examples.eval, mask_token, tokens_per_batch))
-    for batch, mask, read_at in _with_masks(plan, progress):
-        streams, real = _streams(model, batch.tokens, mask), batch.examples >= 0
+    maps = replicate(mesh, maps)
+    kinds = [(kind, h) for kind in ("mat", "no") for h in range(H)]
+
+    def finals(batch: Batch) -> list[jax.Array]:
+        streams, values = _streams(model, batch), []
         for i in range(L):
-            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], mask=mask)[1].values()
+            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], **batch.where)[1].values()
             heads = jnp.concatenate(parts, axis=-1)
             stand_ins = {"mat": maps[i](read), "no": jnp.zeros_like(heads)}
-            for name, kind, h in kinds:
+            for kind, h in kinds:
                 attn = _with_head(model.blocks[i].attn.o, heads, stand_ins[kind], h, width=model.config.head_width)
-                attn = gather(attn, read_at) if i == L - 1 else attn  # the last block runs on these positions alone
-                value = run_from(model, streams[i], i, {f"block.{i}.attn": Constant(attn)}, mask, read_at)
-                finals[name, i][batch.examples[real]] = np.asarray(value, np.float32)[real]
-    for final in finals.values():
-        hosts.fill_in(final, examples_of(plan))
-    return finals
+                attn = gather(attn, batch.read_at) if i == L - 1 else attn  # the last block runs on these alone
+                values.append(run_from(model, streams[i], i, {f"block.{i}.attn": Constant(attn)}, batch))
+        return values
+
+    names = [(f"{kind}_head.{h}", i) for i in range(L) for kind, h in kinds]
+    plan = _sentences(model, examples.eval, tokens_per_batch)
+    return dict(zip(names, sweep(plan, finals, mesh=mesh, progress=progress), strict=True))
 
 
 @functools.partial(jax.jit, static_argnames=("width",))
@@ -160,72 +163,91 @@ def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, draw
 
 
 def run_from(
-    model: Any,
-    stream: Float[jax.Array, "B T D"],
-    start: int,
-    sites: Mapping[str, Any],
-    mask: Any,
-    read_at: Any,
+    model: Transformer, stream: Float[jax.Array, "B T D"], start: int, sites: Mapping[str, Any], batch: Batch
 ) -> Float[jax.Array, "B P D"]:
-    """h_L at some positions, from h_start; on these positions alone where no block looks at others."""
+    """Returns h_L where the batch is read, from h_start; only these positions run if no block looks at others."""
     L = model.config.layers
     if start == L:
-        return gather(stream, read_at)
+        return gather(stream, batch.read_at)
     if all(f"block.{i}.attn" in sites or f"block.{i}" in sites for i in range(start, L)):
-        return run(model, gather(stream, read_at), start=start, sites=sites)[0]
+        return run(model, gather(stream, batch.read_at), start=start, sites=sites)[0]
     last = f"block.{L - 1}"
-    return run(model, stream, start=start, sites=sites, mask=mask, keep=(last,), read_at=read_at)[1][last]
+    return run(model, stream, start=start, sites=sites, keep=(last,), read_at=batch.read_at, **batch.where)[1][last]
+
+
+@dataclasses.dataclass
+class _Held:
+    """A batch, and its stream [B, T, D] (or [B, P, D] at the examples), which stays on the devices."""
+
+    batch: Batch
+    stream: Any = None
+
+    @property
+    def examples(self) -> Int[jax.Array | ndarray, "B P"]:
+        return self.batch.examples
+
+    def inputs(self) -> tuple[Batch, Any]:
+        return self.batch, self.stream
 
 
 def refit_sequentially(
-    model: Any,
+    model: Transformer,
     split: Split,
     acts: Mapping[str, Float[ndarray, "N D"]],
     parts: Sequence[str],
     source: int,
     *,
-    mask_token: int | None = None,
     tokens_per_batch: int = 4096,
     intercept: bool = False,
 ) -> dict[tuple[str, int], Linear]:
-    """Maps for the parts of blocks `source` .. L − 1, each fitted on the stream as the maps before it left it.
+    """Returns maps for the parts of blocks `source` .. L − 1, each fitted on the stream as the maps before left it.
 
     The target is the part's output in the unmodified model (`acts`), so a map also learns to undo the drift of those
     before. The paper fits all maps on the unmodified model. Holds the stream of all sentences in memory.
     """
-    L = model.config.layers
-    contextual = "attn" not in parts
-    held: list[tuple[Padded, Any, Any, Any]] = []
-    for batch, mask, read_at in _with_masks(reading_batches(model.config, split, mask_token, tokens_per_batch), None):
-        stream = run(model, batch.tokens, stop=source, mask=mask)[0]
-        held.append((batch, mask, read_at, stream if contextual else gather(stream, read_at)))
+    L, D = model.config.layers, model.config.width
+    mesh = local_mesh()
+    model = place(model, mesh)
+    contextual = "attn" not in parts  # else each position runs alone, and only the examples' are held
+    plan = [_Held(batch) for batch in _sentences(model, split, tokens_per_batch)]
+
+    def one_block(batch: Batch, stream: Any, i: int, sites: Mapping[str, Any], keep: tuple[str, ...] = ()) -> Any:
+        where: dict[str, Any] = {}
+        if contextual:
+            where = batch.where | {"read_at": batch.read_at if keep else None}
+        return run(model, stream, start=i, stop=i + 1, sites=sites, keep=keep, **where)
+
+    def advance(i: int, sites: Mapping[str, Any]) -> None:
+        for held, (batch, stream) in on_devices(own_share(plan), inputs=_Held.inputs, mesh=mesh):
+            held.stream = one_block(batch, stream, i, sites)[0]
+
+    for held, batch in on_devices(own_share(plan), inputs=lambda held: held.batch, mesh=mesh):
+        stream = run(model, batch.tokens, stop=source, **batch.where)[0]
+        held.stream = stream if contextual else gather(stream, batch.read_at)
     maps: dict[tuple[str, int], Linear] = {}
+    # A part that is not fitted yet: the placeholder keeps it from being computed, only its input is read.
+    placeholder = replicate(mesh, Linear(np.zeros((D, D), np.float32)))
     for i in range(source, L):
+        fitted: dict[str, Linear] = {}
         for part in (part for part in SUBMODULES if part in parts):
             site = f"block.{i}.{part}"
-            stand_ins = {f"block.{i}.{done}": maps[done, i] for done in parts if (done, i) in maps}
-            # The part is not fitted yet: a placeholder keeps it from being computed, only its input is read.
-            stand_ins[site] = Linear(jnp.zeros((model.config.width, model.config.width), jnp.float32))
-            inputs = np.empty_like(acts[site])
-            for batch, mask, read_at, stream in held:
-                where = {"mask": mask, "read_at": read_at} if contextual else {}
-                kept = run(model, stream, start=i, stop=i + 1, sites=stand_ins, keep=(f"{site}.in",), **where)[1]
-                real = batch.examples >= 0
-                inputs[batch.examples[real]] = np.asarray(kept[f"{site}.in"], np.float32)[real]
+            sites, keep = fitted | {site: placeholder}, (f"{site}.in",)
+
+            def read(given: tuple[Batch, Any], i: int = i, sites: Any = sites, keep: tuple[str, ...] = keep) -> Any:
+                return one_block(*given, i, sites, keep)[1]
+
+            inputs = sweep(plan, read, inputs=_Held.inputs, mesh=mesh)[f"{site}.in"]
             solution = lstsq(inputs, acts[site], intercept=intercept)
             maps[part, i] = Linear(solution.weights, solution.bias)
-        stand_ins = {f"block.{i}.{part}": maps[part, i] for part in parts}
-        for k, (batch, mask, read_at, stream) in enumerate(held):
-            where = {"mask": mask} if contextual else {}
-            held[k] = (batch, mask, read_at, run(model, stream, start=i, stop=i + 1, sites=stand_ins, **where)[0])
+            fitted |= {site: replicate(mesh, maps[part, i])}
+        advance(i, fitted)
     return maps
 
 
-def _streams(model: Any, tokens: Any, mask: Any) -> list[jax.Array]:
-    return list(run(model, tokens, keep=stream_sites(model.config.layers), mask=mask)[1].values())
+def _sentences(model: Transformer, split: Split, tokens_per_batch: int) -> list[Batch]:
+    """Returns batches with one sentence a row: what stands in for attention might look at all tokens of a row."""
+    return reading_batches(model.config, split, tokens_per_batch, row_multiple=local_mesh().size, alone=True)
 
 
-def _with_masks(plan: list[Padded], progress: str | None) -> Iterator[tuple[Padded, ndarray, jax.Array]]:
-    """Batches with their mask and positions."""
-    for batch in track(plan, progress):
-        yield batch, padding_mask(batch), jnp.asarray(batch.positions)
+def _streams(model: Transformer, batch: Batch) -> list[jax.Array]:
+    return list(run(model, batch.tokens, keep=stream_sites(model.config.layers), **batch.where)[1].values())

@@ -22,7 +22,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.data.batches import padding_mask
+from jmat.capture.reading import text_batches
+from jmat.capture.sweep import sweep
+from jmat.data.batches import Batch
 from jmat.data.encoding import (
     SpecialTokens,
     Tokenizer,
@@ -34,14 +36,14 @@ from jmat.data.encoding import (
 from jmat.data.examples import Split, check_tokens
 from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.data.json_lines import read_json_lines
-from jmat.data.text import Text, text_batches
+from jmat.data.text import Text, following_tokens
 from jmat.forward import logits, run
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions, cross_entropy
 from jmat.models.sites import Site
 from jmat.report.notes import estimate, noted, with_note
+from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.names import known_name
-from jmat.runtime.progress import track
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,19 +145,27 @@ def log_likelihoods(
     tokens = np.concatenate([passage.tokens for passage in passages]).astype(np.int32)
     check_tokens(tokens, model.config.vocab_size)
     first = np.array([passage.scored_from for passage in passages])
-    plan = text_batches(model, Text(Split(tokens, lengths, lengths - 1), None), tokens_per_batch)
-    totals = np.zeros(len(passages))
-    for batch in track(plan, progress):
-        index = batch.examples[:, 0]
-        real = index >= 0
+    mesh = local_mesh()
+    model, sites = place(model, mesh), replicate(mesh, dict(sites or {}))
+    plan = text_batches(
+        model.config, Text(Split(tokens, lengths, lengths - 1), None), tokens_per_batch, row_multiple=mesh.size
+    )
+
+    def scored(batch: Batch) -> tuple[Batch, Int[ndarray, "B T"]]:
         column = np.arange(1, batch.tokens.shape[1] + 1)  # of the token that is predicted
-        scored = (column >= first[index, None]) & (column < batch.lengths[:, None]) & real[:, None]
-        targets = np.where(scored, np.roll(batch.tokens, -1, axis=1), -1).astype(np.int32)
-        x, _ = run(model, batch.tokens, sites=sites, mask=padding_mask(batch))
+        return batch, np.where(column >= first[batch.examples], following_tokens(batch), np.int32(-1))
+
+    def score(given: tuple[Batch, Int[Array, "B T"]]) -> Float[Array, "B 1"]:
+        batch, targets = given
+        x, _ = run(model, batch.tokens, sites=sites, **batch.where)
         scores = logits(model, x)
         if predictions is not None:
-            predictions.add(scores, scored)
-        totals[index[real]] = -np.asarray(_nats(scores, jnp.asarray(targets)), np.float64)[real]
+            predictions.add(scores, targets >= 0)
+        return _nats(scores, targets)[:, None]  # one example a row
+
+    totals = -sweep(plan, score, inputs=scored, mesh=mesh, progress=progress).astype(np.float64)
+    if predictions is not None:
+        predictions.meet_hosts()
     if not np.isfinite(totals).all():
         raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
     return totals

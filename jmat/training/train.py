@@ -10,14 +10,14 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Shaped
 
-from jmat.data.packing import Batch, mask_tokens
+from jmat.data.packing import TrainingBatch, mask_tokens
 from jmat.forward import logits, run
 from jmat.metrics.predictions import Predictions
 from jmat.runtime.mesh import shard_batch
 from jmat.training.penalties import Regularizer
 
 # (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
-Loss = Callable[[Any, Batch, Shaped[Array, ""]], tuple[Array, Array, Array]]
+Loss = Callable[[Any, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, Array]]
 
 NO_REGULARIZER = Regularizer()
 OPTIMIZERS = ("adamw", "muon")
@@ -45,11 +45,11 @@ def cross_entropy(
 
 
 def causal_lm_loss(
-    model: Any, batch: Batch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
+    model: Any, batch: TrainingBatch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
 ) -> tuple[Array, Array, Array]:
     """Each token predicts the next one of its sentence; the key is not used."""
     del key
-    x, penalty = _states(model, batch, batch.inputs, regularizer)
+    x, penalty = _states(model, batch, batch.tokens, regularizer)
     targets = jnp.asarray(batch.targets)
     total, count, correct = cross_entropy(logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32))
     return total + penalty * count, count, correct
@@ -58,9 +58,9 @@ def causal_lm_loss(
 def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -> Loss:
     """The loss at masked tokens; the head runs at those places only."""
 
-    def loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+    def loss(model: Any, batch: TrainingBatch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
         masked = mask_tokens(batch, key, mask_id=mask_id, vocab_size=model.config.vocab_size)
-        x, penalty = _states(model, batch, masked.inputs, regularizer)
+        x, penalty = _states(model, batch, masked.tokens, regularizer)
         x = jnp.take_along_axis(x, masked.places[..., None], axis=1)
         total, count, correct = cross_entropy(logits(model, x), masked.targets, masked.weights)
         return total + penalty * count, count, correct
@@ -68,10 +68,10 @@ def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -
     return loss
 
 
-def _states(model: Any, batch: Batch, inputs: Any, regularizer: Regularizer) -> tuple[Array, Array]:
+def _states(model: Any, batch: TrainingBatch, tokens: Any, regularizer: Regularizer) -> tuple[Array, Array]:
     """The final stream, and the penalty on the way to it."""
     keep = regularizer.sites(model.config.layers)
-    x, acts = run(model, inputs, segments=batch.segments, positions=batch.positions, keep=keep)
+    x, acts = run(model, tokens, segments=batch.segments, positions=batch.positions, keep=keep)
     return x, regularizer(acts, jnp.asarray(batch.segments) > 0)
 
 
@@ -130,17 +130,17 @@ def init_state(model: Any, optimizer: optax.GradientTransformation) -> TrainStat
 
 def make_train_step(
     loss: Loss, optimizer: optax.GradientTransformation, seed: int
-) -> Callable[[TrainState, Batch], tuple[TrainState, Array]]:
+) -> Callable[[TrainState, TrainingBatch], tuple[TrainState, Array]]:
     """The jitted step: state, batch → next state (the old one is given up), and the mean loss in nats.
 
     Randomness depends on (seed, step) alone, so a resumed run repeats it.
     """
 
-    def mean_loss(model: Any, batch: Batch, key: Shaped[Array, ""]) -> Array:
+    def mean_loss(model: Any, batch: TrainingBatch, key: Shaped[Array, ""]) -> Array:
         total, count, _ = loss(model, batch, key)
         return total / jnp.maximum(count, 1)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Array]:
+    def step(state: TrainState, batch: TrainingBatch) -> tuple[TrainState, Array]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         value, gradient = jax.value_and_grad(mean_loss)(state.model, batch, key)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.model)
@@ -151,7 +151,7 @@ def make_train_step(
 
 
 def make_evaluate(
-    loss: Loss, batch: Batch, batch_size: int, mesh: Mesh, seed: int = 0
+    loss: Loss, batch: TrainingBatch, batch_size: int, mesh: Mesh, seed: int = 0
 ) -> Callable[[Any], dict[str, float]]:
     """A function model → {"loss", "accuracy", "count"} over all predictions of the batch, `batch_size` rows at a time.
 
@@ -174,17 +174,17 @@ def make_evaluate(
     return evaluate
 
 
-def predictions(model: Any, batch: Batch) -> Predictions:
+def predictions(model: Any, batch: TrainingBatch) -> Predictions:
     """Collects what a model predicts at the batch's targets, to tell whether that depends on the text."""
-    x, _ = run(model, batch.inputs, segments=batch.segments, positions=batch.positions)
+    x, _ = run(model, batch.tokens, segments=batch.segments, positions=batch.positions)
     found = Predictions()
     found.add(logits(model, x), np.asarray(batch.targets) >= 0)
     return found
 
 
 def batches(
-    epoch_rows: Callable[[int], Batch], batch_size: int, first_step: int, steps: int
-) -> Iterator[tuple[int, Batch]]:
+    epoch_rows: Callable[[int], TrainingBatch], batch_size: int, first_step: int, steps: int
+) -> Iterator[tuple[int, TrainingBatch]]:
     """Steps `first_step` .. `steps − 1` with their batches; each epoch's last few rows that fill no batch are left out.
 
     `epoch_rows(epoch)` packs one epoch; all have equally many rows, so that a step's batch follows from its number.

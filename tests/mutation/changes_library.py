@@ -264,8 +264,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/stopping.py",
-        "stand_in, gap = check(rule.check_model, rule.maps[layer], x, positions[rows])",
-        "stand_in, gap = check(rule.check_model, rule.maps[layer], x, positions[: len(rows)])",
+        "stand_in, gap = check(model, rule.maps[layer], x, positions[rows], rule.words)",
+        "stand_in, gap = check(model, rule.maps[layer], x, positions[: len(rows)], rule.words)",
         "positions of the wrong rows once some have left",
         _EXIT,
     ),
@@ -983,16 +983,16 @@ CHANGES = [
     ),
     # --- models ---------------------------------------------------------------------------------------------------
     Change(
-        "jmat/models/layers.py",
+        "jmat/models/attention.py",
         'jnp.einsum("BTHK,BSHK->BHTS", q, k, preferred_element_type=jnp.float32) * scale',
         'jnp.einsum("BTHK,BSHK->BHTS", q, k).astype(jnp.float32) * scale',
         "bf16: scores rounded before the softmax",
         "test_precision.py",
     ),
     Change(
-        "jmat/models/layers.py",
-        "weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)",
-        "weights = jax.nn.softmax(scores.astype(v.dtype), axis=-1)",
+        "jmat/models/attention.py",
+        "return jax.nn.softmax(scores, axis=-1).astype(dtype)",
+        "return jax.nn.softmax(scores.astype(dtype), axis=-1)",
         "bf16: softmax in bf16",
         "test_precision.py",
     ),

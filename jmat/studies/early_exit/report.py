@@ -8,13 +8,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from jmat.data.examples import Split, mask_positions
+from jmat.capture.sweep import stored_rows, sweep
+from jmat.data.examples import Split
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.report.notes import estimate, with_note
+from jmat.runtime.mesh import local_mesh, place, row_by_row
 from jmat.runtime.timing import medians
 from jmat.studies.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
-from jmat.studies.early_exit.stopping import ExitRule, run_fully, run_until_sure, short_list
+from jmat.studies.early_exit.stopping import ExitRule, run_fully, run_until_sure
 from jmat.studies.early_exit.thresholds import (
     ID_LAMBDAS,
     LAMBDAS,
@@ -33,11 +35,13 @@ _LENGTHS = 16  # a timed batch's length is a multiple of this, so that few progr
 
 def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256) -> Int[ndarray, " W"]:
     """The words that the full model has in its top 10 most often at the fit examples: a list for cheap checks."""
-    V = model.config.vocab_size
-    frequency = np.zeros(V, np.int64)
-    for start in range(0, len(final), per_batch):
-        top = jax.lax.top_k(logits(model, final[start : start + per_batch]), min(10, V))[1]
-        frequency += np.bincount(np.asarray(top).ravel(), minlength=V)
+    V, mesh = model.config.vocab_size, local_mesh()
+    model = place(model, mesh)
+
+    best = row_by_row(lambda scores: jax.lax.top_k(scores, min(10, V))[1], mesh)
+    plan = stored_rows(len(final), per_batch, mesh=mesh)
+    tops = sweep(plan, lambda x: best(logits(model, x)), inputs=lambda rows: rows.take(final), mesh=mesh)
+    frequency = np.bincount(tops.ravel(), minlength=V)
     return np.sort(np.argsort(-frequency, kind="stable")[: min(count, V)])
 
 
@@ -141,7 +145,7 @@ def timing_rows(
     words: Int[ndarray, " W"],
     check_every: int,
     outcomes: Outcomes,
-    sample: tuple[Split, int | None, int],
+    sample: tuple[Split, int],
     protocol: str,
     *,
     level: float = 0.95,
@@ -149,16 +153,14 @@ def timing_rows(
     """Wall clock of passes that truly stop, at the λ that keeps `level`, against the full pass; one example at a time
     and in batches.
     """
-    split, mask_token, count = sample
+    split, count = sample
     L = model.config.layers
-    if mask_token is not None:
-        split = mask_positions(split, mask_token)
     tokens, lengths, positions = padded(split, count, causal=model.config.causal)
     plans = {
-        "naive": ("gap", ExitRule({l: maps[l] for l in range(1, L)}, model)),
+        "naive": ("gap", ExitRule({l: maps[l] for l in range(1, L)})),
         "cheap": (
             "gap_cheap",
-            ExitRule({l: maps[l] for l in range(1, L) if l % check_every == 0}, short_list(model, words)),
+            ExitRule({l: maps[l] for l in range(1, L) if l % check_every == 0}, words),
         ),
     }
     rows = []

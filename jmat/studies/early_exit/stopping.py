@@ -18,23 +18,15 @@ from jmat.models.sites import gather
 
 @dataclasses.dataclass(frozen=True)
 class ExitRule:
-    """When to stop, and how that is found out."""
+    """When to check the confidence, and with which words of the head.
 
-    maps: Mapping[int, Any]  # layer → map to the final stream; the layers at which confidence is checked
-    check_model: (
-        Any  # the model whose final norm and head the check reads with: the model itself, or `short_list` of it
-    )
+    Attributes:
+      maps: layer → map to the final stream; the layers at which confidence is checked.
+      words: ids of a short list that the check reads, at W/V of the head's cost; None for the whole vocabulary.
+    """
 
-
-def short_list(model: Any, words: Int[ndarray, " W"]) -> Any:
-    """Returns the model with a head over some words only, for checks at W/V of the cost."""
-    V = model.config.vocab_size
-    if model.config.width == V:
-        raise ValueError(f"the width and the vocabulary are both {V}: the head's word axis cannot be told apart.")
-    short = jax.tree.map(lambda leaf: leaf, model)
-    short.head = jax.tree.map(lambda leaf: leaf[..., words] if leaf.shape[-1] == V else leaf, model.head)
-    short.embed = jax.tree.map(lambda leaf: leaf[words] if leaf.shape[0] == V else leaf, model.embed)
-    return short
+    maps: Mapping[int, Any]
+    words: Int[ndarray, " W"] | None = None
 
 
 def run_until_sure(
@@ -60,7 +52,7 @@ def run_until_sure(
     for layer in sorted(rule.maps):
         x = advance(model, x, context, start, layer)
         start = layer
-        stand_in, gap = check(rule.check_model, rule.maps[layer], x, positions[rows])
+        stand_in, gap = check(model, rule.maps[layer], x, positions[rows], rule.words)
         leaving = np.asarray(gap) > thresholds[rows]
         if leaving.any():
             top = np.asarray(predict(model, stand_in))
@@ -87,10 +79,14 @@ def run_fully(
 
 
 def check(
-    model: Any, shortcut: Any, x: Float[Array, "B T D"], positions: Int[ndarray, " B"]
+    model: Any,
+    shortcut: Any,
+    x: Float[Array, "B T D"],
+    positions: Int[ndarray, " B"],
+    words: Int[ndarray, " W"] | None = None,
 ) -> tuple[Float[Array, "B D"], Float[Array, " B"]]:
-    """Returns what stands in for h_L at the positions, and the gap between its two largest probabilities."""
-    return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions)
+    """Returns what stands in for h_L at the positions, and the gap between the two largest probabilities of `words`."""
+    return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions, words)
 
 
 def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
@@ -99,9 +95,9 @@ def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
 
 
 @jax.jit
-def _check(final_norm, head, table, shortcut, x, positions):
+def _check(final_norm, head, table, shortcut, x, positions, words):
     stand_in = shortcut(gather(x, positions))
-    return stand_in, top_2_gap(head(final_norm(stand_in), table))
+    return stand_in, top_2_gap(head(final_norm(stand_in), table, words))
 
 
 @jax.jit

@@ -6,7 +6,7 @@ in-sample score follow, the second applies the maps to other sentences and keeps
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,13 +17,16 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair, mean
 from jmat.capture.snapshots import Snapshots
-from jmat.capture.stream import by_batch, stream_moments, token_places, visit
-from jmat.data.packing import Batch
+from jmat.capture.stream import block_by_block, stream_moments, token_inputs
+from jmat.capture.sweep import example_numbers, sweep
+from jmat.data.batches import Batch
 from jmat.maps.from_moments import Linearity, anisotropy, fit, linearity
 from jmat.maps.least_squares import centre, energy, factorise_each
+from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime import hosts
-from jmat.runtime.mesh import data_mesh, replicate
+from jmat.runtime.mesh import local_mesh, place, replicate
+from jmat.runtime.precision import float64
 
 Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
@@ -82,7 +85,7 @@ class Measured:
         in_sample: both scores of each pair, on the fit text.
         rank: of each source.
         per_token: of each pair, on the evaluation text.
-        tokens: index in the evaluation split of each token read, in the order read.
+        tokens: index in the evaluation split of each token read, rising.
         anisotropy: of h_0 .. h_L, on the fit text.
     """
 
@@ -94,7 +97,7 @@ class Measured:
 
 
 def measure(
-    model: Any,
+    model: Transformer,
     fit_batches: Sequence[Batch],
     eval_batches: Sequence[Batch],
     labels: Labels,
@@ -166,38 +169,44 @@ def _affine(moments: Moments, pair: Pair, solution: Any, columns: slice) -> _Aff
     return _Affine(solution.weights[:, columns], solution.bias[columns], x_mean, y_mean)
 
 
-def _apply(model, batches, maps, devices, progress):
-    mesh = data_mesh(devices or jax.local_devices())
-    with jax.enable_x64(True):
-        maps = replicate(mesh, maps)
-    N, places = token_places(batches)
-    values = {pair: np.empty((N, 5), np.float32) for pair in maps}
-    sums = {pair: np.zeros((2, len(affine.y_mean))) for pair, affine in maps.items()}
-    parts = visit(model, hosts.share(batches), list(maps), devices=devices, progress=progress)
-    for at, of_batch in zip(places, by_batch(parts), strict=True):
-        for batch, weights, acts in of_batch:
-            with jax.enable_x64(True):
-                found = {
-                    (x, y): _scalars(affine, acts[x], acts[y], weights)
-                    for (x, y), affine in maps.items()
-                    if x in acts and y in acts
-                }
-            for pair, (each, off) in found.items():
-                values[pair][at] = np.asarray(each)[batch.targets >= 0]
-                sums[pair] += np.asarray(off).sum(0)
-    mine, per_token = np.concatenate([np.empty(0, np.int64), *places]), {}
-    for pair in maps:
-        hosts.fill_in(values[pair], mine)
-        columns = np.ascontiguousarray(values.pop(pair).T)
-        total_off = functools.reduce(np.add, hosts.gather(sums[pair])).reshape(2, -1)
+def _apply(
+    model: Transformer,
+    batches: Sequence[Batch],
+    maps: Mapping[Pair, _Affine],
+    devices: Sequence[jax.Device] | None,
+    progress: str | None,
+) -> tuple[dict[Pair, PerToken], Int[ndarray, " N"]]:
+    """Returns the numbers of every token that is read, in the order of the text, and its index in the split."""
+    mesh, pairs = local_mesh(devices), list(maps)
+    with float64():
+        placed = dict(zip(pairs, replicate(mesh, [maps[pair] for pair in pairs]), strict=True))
+    parts = block_by_block(place(model, mesh), pairs)
+    sums: dict[Pair, Any] = dict.fromkeys(pairs, 0)  # [B, 2, D], over the batches of this process
+
+    def compute(inputs: tuple[Any, Any, Any, Any]) -> list[jax.Array]:
+        *where, weights = inputs
+        values = {}
+        for acts in parts(*where):
+            with float64():
+                for pair in pairs:
+                    if acts.keys() >= set(pair):
+                        values[pair], off = _scalars(placed[pair], *(acts[site] for site in pair), weights)
+                        sums[pair] = sums[pair] + off
+        return [values[pair] for pair in pairs]
+
+    values = sweep(batches, compute, inputs=token_inputs, mesh=mesh, progress=progress)
+    per_token, tokens = {}, example_numbers(batches)
+    counts = 1.0 if hosts.share(batches) else 0.0  # a process without a batch has computed another's
+    for pair, columns in zip(pairs, values, strict=True):
         if not np.isfinite(columns).all():
             raise ValueError(
                 f"the activations of {pair} are not finite for some evaluation token: try --dtype=float32."
             )
-        off_total, off_change = (total_off**2).sum(-1) / N
-        error, total, change, ratio, cosine = columns
+        mine = counts * np.asarray(sums[pair]).sum(0)
+        off_total, off_change = (functools.reduce(np.add, hosts.gather(mine)).reshape(2, -1) ** 2).sum(-1) / len(tokens)
+        error, total, change, ratio, cosine = np.ascontiguousarray(columns.T)
         per_token[pair] = PerToken(error, total, change, ratio, cosine, float(off_total), float(off_change))
-    return per_token, np.concatenate([batch.targets[batch.targets >= 0] for batch in batches])
+    return per_token, tokens
 
 
 @jax.jit

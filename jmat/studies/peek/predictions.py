@@ -16,10 +16,12 @@ import tokenizers.decoders
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from jmat.capture.sweep import stored_rows, sweep
 from jmat.data import Split
 from jmat.data.encoding import encode, special_tokens
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
+from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
 
 Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
 
@@ -84,11 +86,13 @@ def top_predictions(
       ValueError: the vocabulary is smaller than `top`.
     """
     check_top(top, model.config)
-    parts = []
-    for start in range(0, len(stream), _POSITIONS_AT_ONCE):
-        scores = logits(model, _apply(shortcut, stream[start : start + _POSITIONS_AT_ONCE]))
-        parts.append(jax.device_get(jax.lax.top_k(jax.nn.softmax(scores), top)))
-    return np.concatenate([ids for _, ids in parts]), np.concatenate([p for p, _ in parts])
+    mesh = local_mesh()
+    model, shortcut = place(model, mesh), replicate(mesh, shortcut)
+
+    best = row_by_row(lambda scores: tuple(jax.lax.top_k(jax.nn.softmax(scores), top)[::-1]), mesh)
+    plan = stored_rows(len(stream), _POSITIONS_AT_ONCE, mesh=mesh)
+    read = lambda x: best(logits(model, _apply(shortcut, x)))  # noqa: E731
+    return sweep(plan, read, inputs=lambda rows: rows.take(stream), mesh=mesh)
 
 
 def check_top(top: int, config: ModelConfig) -> None:

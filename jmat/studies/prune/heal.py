@@ -16,7 +16,7 @@ error at the start, and V = 0 at first: Adam's steps then mean the same to all c
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +25,16 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
-from jmat.data.batches import Padded, padding_mask
+from jmat.capture.reading import text_batches
+from jmat.capture.sweep import on_devices
+from jmat.data.batches import Batch
 from jmat.data.examples import Split
-from jmat.data.text import text_batches, whole_sentences
+from jmat.data.text import whole_sentences
 from jmat.forward import logits, run
 from jmat.maps.types import Linear
+from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.studies.prune.stand_ins import Stretch, stand_ins
 
 # (step, loss): called after the first step, the last one, and some in between.
@@ -40,7 +44,7 @@ _DIVERGED = 100  # times the first batch's loss; other batches differ from it by
 
 
 def distil(
-    model: Any,
+    model: Transformer,
     split: Split,
     maps: Mapping[Stretch, Linear],
     *,
@@ -50,7 +54,6 @@ def distil(
     kl_weight: float = 0.0,
     loss: str = "relative",
     seed: int = 0,
-    mask_token: int | None = None,
     log: Log | None = None,
     log_every: int = 20,
 ) -> dict[Stretch, Linear]:
@@ -60,7 +63,7 @@ def distil(
 
     Args:
       model: the whole model; its own weights stay as they are.
-      split: sentences.
+      split: sentences; of a masked model as it reads them (`jmat.data.examples.mask_positions`).
       maps: to start from, by stretch: those of least squares.
       steps: of Adam, the learning rate falling to 0 along a cosine.
       learning_rate: the first, in the units above.
@@ -68,7 +71,6 @@ def distil(
       kl_weight: of KL(whole ‖ with maps) in the loss.
       loss: on the streams, one of `LOSSES`.
       seed: order of the batches.
-      mask_token: for masked models.
       log: takes (step, loss).
       log_every: steps between two calls of it.
 
@@ -86,27 +88,33 @@ def distil(
     compared = [l for l in range(first + 1, model.config.layers + 1) if l - 1 not in removed or l in stops]
     keep = tuple(streams[l] for l in compared)
 
-    def loss_of(changes, trainees, start, teacher, whole, mask):
+    def loss_of(changes, trainees, batch, start, teacher, whole):
         trained = {stretch: _trained(trainees[stretch], change) for stretch, change in changes.items()}
         sites = stand_ins(model, "map", removed, trained)
-        x, acts = run(model, start, start=first, sites=sites, mask=mask, keep=keep)
-        errors = (_error(acts[name], teacher[name], mask, relative=relative) for name in keep)
-        error = sum(errors) / len(keep)
-        return error if whole is None else error + kl_weight * _kl(whole, logits(model, x), mask)
+        x, acts = run(model, start, start=first, sites=sites, keep=keep, **batch.where)
+        real = batch.segments > 0
+        errors = sum(_error(acts[name], teacher[name], real, relative=relative) for name in keep) / len(keep)
+        if whole is not None:
+            errors += kl_weight * _kl(whole, logits(model, x), real)
+        return _mean(errors, real)
 
-    plan = text_batches(model, whole_sentences(split, mask_token), tokens_per_batch)
+    mesh = local_mesh()
+    model, maps = place(model, mesh), replicate(mesh, dict(maps))
+    plan = text_batches(model.config, whole_sentences(split), tokens_per_batch, row_multiple=mesh.size)
     trainees: dict[Stretch, _Trainee] = {}
     before: float | None = None
-    for step, batch in enumerate(_shuffled(plan, steps, seed)):
-        mask = jnp.asarray(padding_mask(batch) & (batch.examples[:, :1] >= 0))
-        x, acts = run(model, batch.tokens, keep=streams, mask=mask)
+    for step, (_, batch) in enumerate(on_devices(_shuffled(plan, steps, seed), mesh=mesh)):
+        x, acts = run(model, batch.tokens, keep=streams, **batch.where)
         if not trainees:
             ends = {stretch: tuple(acts[streams[l]] for l in stretch) for stretch in maps}
-            trainees = {stretch: _prepare(linear, *ends[stretch], mask) for stretch, linear in maps.items()}
+            # One after another, since each sums over the devices: see `jmat.runtime.mesh.settled`.
+            for stretch, linear in maps.items():
+                trainees[stretch] = jax.block_until_ready(_prepare(linear, *ends[stretch], batch.segments > 0))
         changes = {stretch: trainee.change for stretch, trainee in trainees.items()}
         whole = logits(model, x) if kl_weight else None
         start = acts[streams[first]]
-        value, gradients = jax.value_and_grad(loss_of)(changes, trainees, start, acts, whole, mask)
+        value, gradients = jax.value_and_grad(loss_of)(changes, trainees, batch, start, acts, whole)
+        jax.block_until_ready(gradients)  # they are summed over the devices: see `jmat.runtime.mesh.settled`
         now = float(value)
         before = now if before is None else before
         if not now <= _DIVERGED * max(before, 1e-3):  # NaN is not
@@ -167,9 +175,9 @@ def _step(trainee: _Trainee, gradient: Linear, rate: Float[Array, ""] | np.float
 
 @functools.partial(jax.jit, static_argnames=("relative",))
 def _error(
-    x: Float[Array, "B T D"], target: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, relative: bool
-) -> Float[Array, ""]:
-    """Returns the mean over the tokens of the squared error, against the target's square or per coordinate."""
+    x: Float[Array, "B T D"], target: Float[Array, "B T D"], real: Bool[Array, "B T"], *, relative: bool
+) -> Float[Array, " B"]:
+    """Returns each row's squared error, against the target's square or per coordinate, summed over its tokens."""
     x, target = x.astype(jnp.float32), target.astype(jnp.float32)
     error = jnp.square(x - target).sum(-1)
     if relative:
@@ -177,20 +185,24 @@ def _error(
         error = error / jnp.where(size > 0, size, 1)
     else:
         error = error / jnp.float32(x.shape[-1])
-    return jnp.where(mask, error, 0).sum() / mask.sum().astype(jnp.float32)
+    return jnp.where(real, error, 0).sum(-1)
 
 
 @jax.jit
-def _kl(whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], mask: Bool[Array, "B T"]) -> Float[Array, ""]:
+def _kl(whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:
     log_p, log_q = jax.nn.log_softmax(whole), jax.nn.log_softmax(pruned)
     kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-    return jnp.where(mask, kl, 0).sum() / mask.sum().astype(jnp.float32)
+    return jnp.where(real, kl, 0).sum(-1)
 
 
-def _shuffled(plan: list[Padded], steps: int, seed: int) -> Iterator[Padded]:
-    """As many batches as there are steps; each epoch in another order."""
+@jax.jit
+def _mean(sums: Float[Array, " B"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Returns the mean over the tokens of all rows: the one place of the loss where devices meet."""
+    return sums.sum() / real.sum().astype(jnp.float32)
+
+
+def _shuffled(plan: list[Batch], steps: int, seed: int) -> list[Batch]:
+    """Returns as many batches as there are steps; each epoch in another order."""
     random = np.random.default_rng(seed)
-    for step in range(steps):
-        if step % len(plan) == 0:
-            order = random.permutation(len(plan))
-        yield plan[order[step % len(plan)]]
+    epochs = [random.permutation(len(plan)) for _ in range(-(-steps // len(plan)))]
+    return [plan[k] for k in np.concatenate(epochs)[:steps]]

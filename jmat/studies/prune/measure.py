@@ -13,10 +13,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
+from jmat.capture.reading import text_batches
+from jmat.capture.sweep import sweep
 from jmat.checkpoint import parameters
-from jmat.data.batches import Padded, padding_mask
+from jmat.data.batches import Batch
 from jmat.data.examples import check_tokens
-from jmat.data.text import Text, text_batches
+from jmat.data.text import Text, following_tokens
 from jmat.forward import logits, run
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_ratio
@@ -24,8 +26,7 @@ from jmat.metrics.predictions import Predictions, compare, cross_entropy
 from jmat.models.flops import block_flops, head_flops
 from jmat.models.sites import Site, gather, stream_sites
 from jmat.report.notes import estimate
-from jmat.runtime.mesh import data_mesh, place, replicate, shard_batch
-from jmat.runtime.progress import track
+from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.timing import medians
 from jmat.studies.prune.stand_ins import Stretch, first_changed
 
@@ -58,52 +59,53 @@ def compare_on_text(
     whole model predicts, to tell whether that depends on the text.
     """
     check_tokens(text.split.tokens, model.config.vocab_size)
-    L, S = model.config.layers, text.split.num_sentences
-    mesh = data_mesh(jax.local_devices())
-    model = place(mesh, model)
-    placed = {key: replicate(mesh, dict(sites)) for key, sites in pruned.items()}
-    sums = {key: np.zeros((4, S)) for key in pruned}
-    for batch in track(text_batches(model, text, tokens_per_batch, row_multiple=mesh.size), progress):
-        sentence = batch.examples[:, 0]
-        real = sentence >= 0
-        inputs = (batch.tokens, padding_mask(batch), batch.positions, _targets(batch, text))
-        tokens, mask, read_at, targets = shard_batch(mesh, inputs)
-        streams = list(run(model, tokens, keep=stream_sites(L), mask=mask)[1].values())
+    L, mesh = model.config.layers, local_mesh()
+    model = place(model, mesh)
+    placed = replicate(mesh, [dict(sites) for sites in pruned.values()])
 
-        def predict(x, read_at=read_at):
-            return logits(model, x if text.targets is None else gather(x, read_at))
+    def compare_batch(given: tuple[Batch, Array]) -> Array:
+        batch, targets = given
+        streams = list(run(model, batch.tokens, keep=stream_sites(L), **batch.where)[1].values())
+
+        def predict(x: Array) -> Array:
+            return logits(model, x if text.targets is None else gather(x, batch.read_at))
 
         whole = predict(streams[L])
         if predictions is not None:
-            predictions.add(whole, inputs[-1] >= 0)
-        for key, sites in placed.items():
+            predictions.add(whole, targets >= 0)
+        values = []
+        for sites in placed:
             start = first_changed(sites, L)
-            x = run(model, streams[start], start=start, sites=sites, mask=mask)[0] if sites else streams[L]
-            values = np.asarray(_sums(whole, predict(x) if sites else whole, targets), np.float64)
-            sums[key][:, sentence[real]] = values[:, real]
-    return {key: Sums(*values) for key, values in sums.items()}
+            x = run(model, streams[start], start=start, sites=sites, **batch.where)[0] if sites else streams[L]
+            values.append(_sums(whole, predict(x) if sites else whole, targets))
+            jax.block_until_ready(values[-2:-1])  # no more than two pruned models' scores are in memory
+        return jnp.stack(values, axis=1)[:, None]  # one example a row
+
+    plan = text_batches(model.config, text, tokens_per_batch, row_multiple=mesh.size)
+    inputs = lambda batch: (batch, _targets(batch, text))  # noqa: E731
+    values = sweep(plan, compare_batch, inputs=inputs, mesh=mesh, progress=progress).astype(np.float64)
+    if predictions is not None:
+        predictions.meet_hosts()
+    return {key: Sums(*of_key.T) for key, of_key in zip(pruned, values.swapaxes(0, 1), strict=True)}
 
 
-def _targets(batch: Padded, text: Text) -> Int[ndarray, "B P"]:
-    """The token to predict at each place whose scores are read; −1 where there is none."""
-    sentence = batch.examples[:, 0]
-    if text.targets is not None:
-        return np.where(sentence >= 0, text.targets[sentence], -1)[:, None].astype(np.int32)
-    following = np.roll(batch.tokens, -1, axis=1)
-    known = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None] - 1
-    return np.where(known & (sentence >= 0)[:, None], following, -1).astype(np.int32)
+def _targets(batch: Batch, text: Text) -> Int[ndarray, "B P"]:
+    """Returns the token to predict at each place whose scores are read; −1 where there is none."""
+    if text.targets is None:
+        return following_tokens(batch)
+    return np.where(batch.examples >= 0, text.targets[batch.examples], -1).astype(np.int32)
 
 
 @jax.jit
 def _sums(
     whole: Float[Array, "B P V"], pruned: Float[Array, "B P V"], targets: Int[Array, "B P"]
-) -> Float[Array, "4 B"]:
+) -> Float[Array, "B 4"]:
     V = whole.shape[-1]
     values = compare(whole.reshape(-1, V), pruned.reshape(-1, V), ks=(1,))
     per_token = [cross_entropy(pruned, targets), *(values[m].reshape(targets.shape) for m in ("kl", "precision@1"))]
     counts = targets >= 0
     summed = [jnp.where(counts, value, 0).sum(1) for value in per_token]
-    return jnp.stack([counts.astype(jnp.float32).sum(1), *summed])
+    return jnp.stack([counts.astype(jnp.float32).sum(1), *summed], axis=1)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -160,9 +162,9 @@ def time_per_token(
       pruned: the (model, sites) to run.
       repeats: passes of each.
     """
-    batch = text_batches(model, text, _TIMED_TOKENS)[0]
-    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(padding_mask(batch))
-    real = int(batch.lengths[batch.examples[:, 0] >= 0].sum())
+    batch = text_batches(model.config, text, _TIMED_TOKENS)[0]
+    tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(batch.segments > 0)
+    real = int(batch.lengths.sum())
 
     def timed(which: Any, sites: Mapping[str, Site]) -> Any:
         return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))

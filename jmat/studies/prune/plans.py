@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.capture.activations import capture
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
 from jmat.data.text import whole_sentences
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Identity, Linear
@@ -84,8 +84,8 @@ class Teacher(NamedTuple):
 
     def read(self, keep: tuple[str, ...], sites: Mapping[str, Site], stop: int | None = None) -> list[ndarray]:
         """Sites at the positions when parts of the model are replaced."""
-        settings: dict[str, Any] = {"mask_token": self.mask_token, "tokens_per_batch": self.tokens_per_batch}
-        values = capture(self.model, self.split, keep, sites=sites, stop=stop, **settings)
+        settings: dict[str, Any] = {"sites": sites, "stop": stop, "tokens_per_batch": self.tokens_per_batch}
+        values = capture(self.model, mask_positions(self.split, self.mask_token), keep, **settings)
         return [values[site] for site in keep]
 
 
@@ -116,9 +116,9 @@ def teacher(
     progress: str | None = None,
 ) -> Teacher:
     """Runs the whole model once over the sentences."""
-    settings: dict[str, Any] = {"mask_token": mask_token, "tokens_per_batch": tokens_per_batch}
-    acts = capture(model, split, stream_sites(model.config.layers), progress=progress, **settings)
-    return Teacher(model, split, list(acts.values()), **settings)
+    seen, streams = mask_positions(split, mask_token), stream_sites(model.config.layers)
+    acts = capture(model, seen, streams, tokens_per_batch=tokens_per_batch, progress=progress)
+    return Teacher(model, split, list(acts.values()), mask_token, tokens_per_batch)
 
 
 def prune(
@@ -256,13 +256,12 @@ def _distilled(whole: Teacher, how: How, maps: dict[Stretch, Linear], log: Log |
 
     return distil(
         whole.model,
-        whole.split,
+        mask_positions(whole.split, whole.mask_token),
         maps,
         steps=how.distil_steps,
         learning_rate=how.learning_rate,
         kl_weight=how.kl_weight,
         loss=how.distil_loss,
         seed=how.seed,
-        mask_token=whole.mask_token,
         log=progress,
     )

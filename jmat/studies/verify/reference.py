@@ -15,10 +15,36 @@ from jmat.runtime.errors import first_line
 
 
 class Hook(NamedTuple):
-    """One side of a PyTorch module: its first input, or its (first) output."""
+    """One side of a PyTorch module: its first input, or its (first) output, or a part of that."""
 
     module: str  # path in the base model, i.e. below `transformer.`, `bert.`, …
     side: str  # "in" or "out"
+    part: Callable[[np.ndarray, int], np.ndarray] | None = None  # by the value [B, T, W] and the number of heads
+
+
+def _third(index: int) -> Callable[[np.ndarray, int], np.ndarray]:
+    """Returns q, k or v of those that lie side by side."""
+    return lambda value, _: np.split(value, 3, axis=-1)[index]
+
+
+def _third_of_heads(index: int) -> Callable[[np.ndarray, int], np.ndarray]:
+    """Returns q, k or v of those that lie head by head: q of head 0, k of head 0, …"""
+
+    def part(value: np.ndarray, heads: int) -> np.ndarray:
+        by_head = value.reshape(*value.shape[:2], heads, 3, -1)
+        return by_head[..., index, :].reshape(*value.shape[:2], -1)
+
+    return part
+
+
+def _fused(module: str, third: Callable[[int], Callable]) -> dict[str, Hook]:
+    """Queries, keys and values, which one projection computes."""
+    return {f"attn.{name}": Hook(module, "out", third(index)) for index, name in enumerate("qkv")}
+
+
+def _apart(query: str, key: str, value: str) -> dict[str, Hook]:
+    """Queries, keys and values, each with a projection of its own."""
+    return {"attn.q": Hook(query, "out"), "attn.k": Hook(key, "out"), "attn.v": Hook(value, "out")}
 
 
 def _around(site: str, first: str, last: str | None = None) -> dict[str, Hook]:
@@ -30,7 +56,8 @@ def _blocks(layers: int, block: str, parts: Mapping[str, Hook]) -> dict[str, Hoo
     """The sites of all blocks, and `embed`, which is what block 0 gets."""
     sites = {"embed": Hook(f"{block}.0", "in")}
     for i in range(layers):
-        sites |= {f"block.{i}.{site}": Hook(f"{block}.{i}.{hook.module}", hook.side) for site, hook in parts.items()}
+        for site, hook in parts.items():
+            sites[f"block.{i}.{site}"] = hook._replace(module=f"{block}.{i}.{hook.module}")
         sites[f"block.{i}"] = Hook(f"{block}.{i}", "out")
     return sites
 
@@ -39,9 +66,12 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "ln_1"),
         **_around("attn", "attn"),
+        **_fused("attn.c_attn", _third),
+        "attn.z": Hook("attn.c_proj", "in"),
         "mid": Hook("ln_2", "in"),
         **_around("ln_2", "ln_2"),
         **_around("ffn", "mlp"),
+        "ffn.hidden": Hook("mlp.c_proj", "in"),
     }
     return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
 
@@ -49,9 +79,12 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Hook]:
 def _bert(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("attn", "attention.self", "attention.output.dense"),
+        **_apart(*(f"attention.self.{part}" for part in ("query", "key", "value"))),
+        "attn.z": Hook("attention.output.dense", "in"),
         "mid": Hook("attention.output.LayerNorm", "in"),
         **_around("ln_1", "attention.output.LayerNorm"),
         **_around("ffn", "intermediate.dense", "output.dense"),
+        "ffn.hidden": Hook("output.dense", "in"),
         **_around("ln_2", "output.LayerNorm"),
     }
     layers = hf["num_hidden_layers"]
@@ -64,9 +97,12 @@ def _opt(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "self_attn_layer_norm"),
         **_around("attn", "self_attn"),
+        **_apart(*(f"self_attn.{part}_proj" for part in "qkv")),
+        "attn.z": Hook("self_attn.out_proj", "in"),
         "mid": Hook("final_layer_norm" if pre_norm else "self_attn_layer_norm", "in"),
         **_around("ln_2", "final_layer_norm"),
         **_around("ffn", "fc1", "fc2"),
+        "ffn.hidden": Hook("fc2", "in"),
     }
     sites = _blocks(hf["num_hidden_layers"], "decoder.layers", parts)
     if pre_norm and not hf["_remove_final_layer_norm"]:
@@ -79,9 +115,12 @@ def _llama(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
         **_around("attn", "self_attn"),
+        **_apart(*(f"self_attn.{part}_proj" for part in "qkv")),
+        "attn.z": Hook("self_attn.o_proj", "in"),
         "mid": Hook("post_attention_layernorm", "in"),
         **_around("ln_2", "post_attention_layernorm"),
         **_around("ffn", "mlp"),
+        "ffn.hidden": Hook("mlp.down_proj", "in"),
     }
     return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "norm")}
 
@@ -92,9 +131,12 @@ def _gpt_neox(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
         **_around("attn", "attention"),
+        **_fused("attention.query_key_value", _third_of_heads),
+        "attn.z": Hook("attention.dense", "in"),
         **mid,
         **_around("ln_2", "post_attention_layernorm"),
         **_around("ffn", "mlp"),
+        "ffn.hidden": Hook("mlp.dense_4h_to_h", "in"),
     }
     return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "final_layer_norm")}
 
@@ -103,9 +145,12 @@ def _bloom(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
         **_around("attn", "self_attention", "self_attention.dense"),  # the module itself adds the residual
+        **_fused("self_attention.query_key_value", _third_of_heads),
+        "attn.z": Hook("self_attention.dense", "in"),
         "mid": Hook("post_attention_layernorm", "in"),
         **_around("ln_2", "post_attention_layernorm"),
         **_around("ffn", "mlp", "mlp.dense_4h_to_h"),
+        "ffn.hidden": Hook("mlp.dense_4h_to_h", "in"),
     }
     return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
 
@@ -114,9 +159,12 @@ def _gpt_neo(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "ln_1"),
         **_around("attn", "attn"),
+        **_apart(*(f"attn.attention.{part}_proj" for part in "qkv")),
+        "attn.z": Hook("attn.attention.out_proj", "in"),
         "mid": Hook("ln_2", "in"),
         **_around("ln_2", "ln_2"),
         **_around("ffn", "mlp"),
+        "ffn.hidden": Hook("mlp.c_proj", "in"),
     }
     return {**_blocks(hf["num_layers"], "h", parts), **_around("final_norm", "ln_f")}
 
@@ -124,9 +172,12 @@ def _gpt_neo(hf: Mapping[str, Any]) -> dict[str, Hook]:
 def _distilbert(hf: Mapping[str, Any]) -> dict[str, Hook]:
     parts = {
         **_around("attn", "attention"),
+        **_apart(*(f"attention.{part}_lin" for part in "qkv")),
+        "attn.z": Hook("attention.out_lin", "in"),
         "mid": Hook("sa_layer_norm", "in"),
         **_around("ln_1", "sa_layer_norm"),
         **_around("ffn", "ffn"),
+        "ffn.hidden": Hook("ffn.lin2", "in"),
         **_around("ln_2", "output_layer_norm"),
     }
     last = Hook(f"transformer.layer.{hf['n_layers'] - 1}", "out")  # there is no final norm
@@ -196,10 +247,13 @@ def run_reference(
     mask: Bool[np.ndarray, "B T"] | None,
     positions: Int[np.ndarray, "B T"],
     type_ids: Int[np.ndarray, "B T"] | None = None,
+    *,
+    patterns: bool = False,
 ) -> dict[str, np.ndarray]:
     """Runs a transformers model on PyTorch: every site that `REFERENCES` names, in the order of computation.
 
-    `logits` are last; a model without head has none.
+    Values are [B, T, W], heads side by side. `logits` are last; a model without head has none. With `patterns`,
+    attention patterns follow, [B, T, H · T].
     """
     import torch
 
@@ -207,19 +261,22 @@ def run_reference(
     reference = REFERENCES[hf["model_type"]]
     values: dict[str, np.ndarray] = {}
 
-    def keep(site: str, value: Any) -> None:
-        value = value if isinstance(value, torch.Tensor) else value[0]
-        values[site] = value.reshape(*tokens.shape, -1).double().numpy()
+    heads = torch_model.config.num_attention_heads
 
-    def attach(site: str, module: Any, side: str) -> Any:
-        if side == "out":
-            return module.register_forward_hook(lambda _, __, output: keep(site, output))
+    def keep(site: str, hook: Hook, value: Any) -> None:
+        value = value if isinstance(value, torch.Tensor) else value[0]
+        array = value.reshape(*tokens.shape, -1).double().numpy()
+        values[site] = array if hook.part is None else hook.part(array, heads)
+
+    def attach(site: str, hook: Hook) -> Any:
+        module = torch_model.base_model.get_submodule(hook.module)
+        if hook.side == "out":
+            return module.register_forward_hook(lambda _, __, output: keep(site, hook, output))
         return module.register_forward_pre_hook(
-            lambda _, args, kwargs: keep(site, args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            lambda _, args, kwargs: keep(site, hook, args[0] if args else kwargs["hidden_states"]), with_kwargs=True
         )
 
-    base = torch_model.base_model
-    handles = [attach(site, base.get_submodule(hook.module), hook.side) for site, hook in reference.sites(hf).items()]
+    handles = [attach(site, hook) for site, hook in reference.sites(hf).items()]
     given = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": type_ids}
     first = hf["pad_token_id"] + 1 if reference.after_padding_id else 0
     given |= {"position_ids": positions + first} if reference.takes_positions else {}
@@ -230,10 +287,12 @@ def run_reference(
     }
     try:
         with torch.no_grad():
-            out = torch_model(**tensors, use_cache=False)
+            out = torch_model(**tensors, use_cache=False, output_attentions=patterns)
     finally:
         for handle in handles:
             handle.remove()
     if "logits" in out:
         values["logits"] = out["logits"].double().numpy()
+    for i, pattern in enumerate(out["attentions"] if patterns else ()):
+        values[f"block.{i}.attn.pattern"] = np.moveaxis(pattern.double().numpy(), 1, 2).reshape(*tokens.shape, -1)
     return values

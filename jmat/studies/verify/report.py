@@ -138,7 +138,7 @@ def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches
         expected = theirs(reference, batch)
         with jax.default_matmul_precision("highest"):
             _, kept = run(model, batch.tokens, mask=batch.mask, keep=tuple(expected))
-        got = {site: np.asarray(value, np.float64) for site, value in kept.items()}
+        got = {site: np.asarray(value, np.float64).reshape(*batch.tokens.shape, -1) for site, value in kept.items()}
         differences = _largest(differences, _relative(got, expected, batch.mask))
         last = next(reversed(expected))
         if last == "logits":

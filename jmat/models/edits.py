@@ -1,0 +1,299 @@
+"""Edits: what `sites=` takes beside maps that stand in for a part.
+
+| | the site's value becomes |
+|---|---|
+| `Edit(f)` | `f(y)` of the value y that the model computes |
+| `Add(v)` | `y + v` |
+| `Scale(a)` | `a · y` |
+| `At(positions, site)` | at some tokens what `site` makes of it, elsewhere y |
+
+All are pytrees: other values of the same shapes compile nothing new, and `jax.grad` goes through them.
+
+A part of the model may stand in for another: `sites={"block.1.attn": model.blocks[0].attn}`. `jmat.run` calls parts
+that look at other tokens, which are marked by `NeedsContext`, as `part(x, context)`. Windows and scales that depend on
+a block's index follow the block that the part belongs to, not the one that it stands in; see `OfBlock`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from jmat.models.sites import Site, gather, is_square
+from jmat.runtime.errors import first_line
+
+
+class Context(NamedTuple):
+    """The inputs of a block besides the stream."""
+
+    positions: Int[Array, "B T"]  # index of each token in its own text, from 0
+    segments: Int[Array, "B T"] | None  # which text a token belongs to; 0 is padding; None: one text a row, no padding
+    layer: Int[
+        Array | np.ndarray | np.integer, ""
+    ]  # 0-based index of the block; traced, so that all blocks share one compiled program
+
+
+# --- how stand-ins are called -----------------------------------------------------------------------------------------
+
+
+class NeedsContext:
+    """Marks a stand-in that is called as `site(x, context)`, all others being called as `site(x)`."""
+
+    def __call__(self, x: Any, context: Any) -> Any:
+        """Returns what stands in for the part's output."""
+        raise NotImplementedError
+
+
+class IgnoresInput:
+    """Marks a stand-in that does not look at its input: `site.fill(shape)` is called instead of `site(x)`.
+
+    `shape` is that of the site's values. So one stand-in serves sites of all shapes, `embed` too.
+    """
+
+    def fill(self, shape: tuple[int, ...]) -> jax.Array:
+        """Returns the values of a site of this shape."""
+        raise NotImplementedError
+
+
+class IgnoresPadding:
+    """Marks a stand-in whose values at real tokens are the same however far a row is padded on the right.
+
+    `jmat.run` pads rows of tokens to a few lengths only with such stand-ins; with others, every length is a program.
+    """
+
+
+# --- edits ------------------------------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_node_class
+class Edit:
+    """Computes the part of the model, then applies `f` to its output.
+
+    `f` is a callable pytree (`jmat.Linear(W)`, `jax.tree_util.Partial(function, values)`), whose values are arguments
+    of the compiled program, or a plain function. A plain function is part of the program: one that was used before
+    compiles nothing, another one, an equal `lambda` too, does; and the values that it closes over are those that they
+    were when it was first used. With a plain function, every length of the rows is a program of its own.
+    """
+
+    def __init__(self, f: Callable[[jax.Array], jax.Array]):
+        if not callable(f):
+            raise ValueError(f"Edit takes a function of the site's value; got a {type(f).__name__}.")
+        is_tree = not jax.tree_util.all_leaves([f])
+        self._tree: Any = f if is_tree else None  # in tracing, a pytree's leaves can be anything
+        self._function: Callable[..., jax.Array] | None = None if is_tree else f
+
+    def __call__(self, y: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+        return self.f(y)
+
+    @property
+    def f(self) -> Callable[..., jax.Array]:
+        """The function."""
+        return self._tree if self._function is None else self._function
+
+    def __repr__(self) -> str:
+        return f"Edit({self.f!r})"
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self._tree,), self._function
+
+    @classmethod
+    def tree_unflatten(cls, function: Any, children: tuple[Any]) -> "Edit":
+        edit = object.__new__(cls)
+        (edit._tree,), edit._function = children, function
+        return edit
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class Add:
+    """Computes the part, then adds `value` to its output: [D], or any shape that broadcasts to the output's."""
+
+    value: Any  # an array; a pytree's leaves can be anything
+
+    def __call__(self, y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return y + jnp.asarray(self.value).astype(y.dtype)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["factor"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scale:
+    """Computes the part, then multiplies its output by `factor`: a number, [D], or what broadcasts to the output."""
+
+    factor: Any  # a number or an array; a pytree's leaves can be anything
+
+    def __call__(self, y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return y * jnp.asarray(self.factor).astype(y.dtype)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["positions", "site"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class At:
+    """Computes the part everywhere, and puts what `site` makes of it at some tokens only.
+
+    Attributes:
+      positions: of tokens in their text, from 0, or from the end where negative: a number (that token of every row), a
+        list (those tokens of every row), an array [B] (one token a row) or [B, P]. They count from a row's first real
+        token, and negative ones from its last, so padding on either side is never meant.
+      site: an edit or a stand-in for the part. It sees the part's output (an edit) or input (a stand-in) at these
+        tokens: [B, …], or [B, P, …] for a list and for [B, P]. `Constant(source)` takes `source` [B, D] or [D].
+        Of attention scores and patterns, positions are queries: `site` sees rows [B, H, T] or [B, P, H, T].
+
+    Positions that are a `jax.Array` are not checked: those outside the text change nothing.
+    """
+
+    positions: Any  # a pytree's leaves can be anything
+    site: Any
+
+    def __post_init__(self):
+        if isinstance(self.positions, Sequence):
+            object.__setattr__(self, "positions", np.asarray(self.positions)[None])
+
+
+EDITS = (Edit, Add, Scale)  # and At, which needs the input of the part, too
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["part", "layer"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfBlock(NeedsContext, IgnoresPadding):
+    """A part that looks at other tokens, as block `layer` has it, wherever it stands.
+
+    In some models a block's attention depends on its index: by windows (GPT-Neo, Mistral) or by scale (a GPT-2
+    option). `jmat.run` finds the block that a part of the same model belongs to by itself; for a part of another model
+    with such attention, say it: `OfBlock(other.blocks[3].attn, 3)`.
+    """
+
+    part: Any
+    layer: Any
+
+    def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
+        return self.part(x, context._replace(layer=jnp.asarray(self.layer, jnp.int32)))
+
+
+# --- checks, on the host ----------------------------------------------------------------------------------------------
+
+
+def check_site(name: str, site: Any) -> None:
+    """Raises ValueError for what is no callable pytree: a bare function would be traced each time."""
+    if isinstance(site, At):
+        if isinstance(site.site, At):
+            raise ValueError(f"site {name!r}: At inside At; give all positions to one of them.")
+        return check_site(name, site.site)
+    if not callable(site) or jax.tree_util.all_leaves([site]):
+        raise ValueError(
+            f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable pytree such as "
+            "jmat.Linear(W), a dataclass registered with JAX, or jax.tree_util.Partial(function), which stands in for "
+            "the part; or, to change what the part computes, jmat.Edit(function)."
+        )
+
+
+def is_edit(site: Site) -> bool:
+    """Returns whether the part is computed: by an edit, not by a stand-in."""
+    return isinstance(site, (*EDITS, At))
+
+
+def is_any_length(name: str, site: Site) -> bool:
+    """Returns whether a site does to a row what it does to the row padded further on the right."""
+    if is_square(name):
+        return False  # the values have an axis of keys
+    if isinstance(site, At):
+        return True  # sees chosen tokens alone
+    if isinstance(site, Edit):
+        return isinstance(site.f, IgnoresPadding)
+    if isinstance(site, Add | Scale | IgnoresInput):
+        return all(np.ndim(leaf) <= 1 for leaf in jax.tree.leaves(site))  # none for each token
+    return isinstance(site, IgnoresPadding)
+
+
+# --- applying them, while a model is traced ---------------------------------------------------------------------------
+
+
+def apply_site(
+    name: str,
+    site: Site,
+    part: Callable[[], jax.Array],
+    x: jax.Array,
+    shape: tuple[Any, ...],
+    dtype: Any,
+    context: Context | None,
+) -> jax.Array:
+    """Returns the value of a site as an edit or a stand-in has it.
+
+    Args:
+      name: of the site, for errors.
+      site: the edit or the stand-in. Positions of `At` are columns of the row here.
+      part: computes the part of the model; only edits call it.
+      x: input of the part.
+      shape: of the part's output; None for an axis that a stand-in may choose.
+      dtype: of the part's output, and so of the result.
+      context: for stand-ins that need it.
+
+    Raises:
+      ValueError: the site does not take what it gets, or returns another shape.
+    """
+    y = part() if is_edit(site) else None
+    try:
+        if isinstance(site, At):
+            return _apply_at(name, site, y, x, context)
+        value = _change(site, y, x, shape, context)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise _refusal(name, site, x if y is None else y, error) from error
+    return _checked(name, site, value, shape, x if y is None else y).astype(dtype)
+
+
+def _change(site: Any, y: Any, x: jax.Array, shape: tuple[Any, ...], context: Context | None) -> jax.Array:
+    """Returns what an edit makes of y, or what a stand-in makes of x."""
+    if isinstance(site, Edit) and isinstance(site.f, NeedsContext):
+        return site.f(y, context)
+    if isinstance(site, EDITS):
+        return site(y)
+    if isinstance(site, IgnoresInput):
+        return site.fill(shape)
+    return site(x, context) if isinstance(site, NeedsContext) else site(x)
+
+
+def _apply_at(name: str, at: At, y: jax.Array, x: jax.Array, context: Context | None) -> jax.Array:
+    """Returns y [B, T, …] with other values at the columns `at.positions`, [B] or [B, P]."""
+    axis, columns = 2 if is_square(name) else 1, at.positions
+    inside = jnp.minimum(columns, y.shape[axis] - 1)  # a column past the row's end changes nothing: it is dropped below
+    before = gather(y, inside, axis=axis)
+    site: Any = at.site
+    if isinstance(site, NeedsContext):  # looks at all tokens
+        value = gather(_checked(name, site, site(x, context), y.shape, x), inside, axis=axis)
+    else:
+        seen = before if is_edit(at.site) else gather(x, inside, axis=x.ndim - 2 if name.endswith("pattern") else 1)
+        value = _change(at.site, before, seen, before.shape, context)
+        value = _checked(name, at.site, value, before.shape, seen)
+    rows = jnp.arange(y.shape[0])
+    rows = rows if columns.ndim == 1 else rows[:, None]
+    moved = jnp.moveaxis(y, axis, 1).at[rows, columns].set(value.astype(y.dtype), mode="drop")
+    return jnp.moveaxis(moved, 1, axis)
+
+
+def _checked(name: str, site: Site, value: Any, shape: tuple[int | None, ...], x: jax.Array) -> jax.Array:
+    """Returns the value. Raises ValueError if its shape is not that of the part's output (None: of any size)."""
+    found = np.shape(value)
+    expected = tuple(found[-1] if size is None and found else size for size in shape)
+    if found != expected:
+        raise ValueError(
+            f"the {_role(site)} for site {name!r} returned shape {found} for an input of {x.shape}; expected "
+            f"{expected}."
+        )
+    return jnp.asarray(value)
+
+
+def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueError:
+    """Returns the error of a site that fails on its input, or the one that already names the site."""
+    if f"site {name!r}" in str(error):
+        return ValueError(str(error))
+    return ValueError(
+        f"the {_role(site)} for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {first_line(error)}"
+    )
+
+
+def _role(site: Site) -> str:
+    return "edit" if is_edit(site) else "replacement"
