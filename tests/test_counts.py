@@ -17,7 +17,7 @@ from jmat.maps.files import MapsInfo
 from jmat.maps.types import Identity, Linear
 from jmat.models import cost
 from jmat.report.notes import NO_INTERVAL, estimate
-from jmat.report.results import format_table
+from jmat.report.tables import format_table
 from jmat.runtime import mesh
 from jmat.runtime.digests import model_hash
 from jmat.studies import tasks
