@@ -184,6 +184,7 @@ def _line(name: str, line: str) -> Leaves:
         numbers.append(match[0])
         return "#"
 
+    line = re.sub("─+", "─", line)  # as long as the names in the table, which may be paths
     leaves: Leaves = {name: " ".join(_NUMBER.sub(number, _bare(line)).split())}
     return leaves | {f"{name} {k}": float(text) for k, text in enumerate(numbers)}
 

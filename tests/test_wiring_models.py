@@ -237,7 +237,7 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     assert trained.one(metric="eval_count")["value"] == predictions.sum()
     watched = packing.pack(pairs["fit"][:20], 32)
     for batch, wanted in zip(measured, (watched, packing.pack(pairs["eval"], 32)), strict=True):
-        np.testing.assert_array_equal(batch.inputs, wanted.inputs)
+        np.testing.assert_array_equal(batch.tokens, wanted.tokens)
     steps = sorted((trained.out / "steps").iterdir())
     assert [path.name for path in steps] == ["000001", "000002", "000003"]
     kept, _ = jmat.load(steps[-1])
