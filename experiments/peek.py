@@ -23,7 +23,7 @@ from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
 from jmat.data.examples import mask_positions
 from jmat.forward import logits
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
@@ -100,7 +100,7 @@ def without_gap(text: str, tokenizer: Any, masked: bool) -> str:
 def saved_maps(job: common.Job, folder: str, layers: list[int]) -> dict[int, Linear]:
     """The maps of a folder from the layers to the final one; refused if they are another model's."""
     config = job.model.config
-    maps, _ = load_maps(folder, model_hash=job.model_hash, width=config.width)
+    maps, _ = read_maps(folder, model_hash=job.model_hash, width=config.width)
     names = {layer: f"mat.{layer}.{config.layers}" for layer in layers if layer < config.layers}
     if missing := [name for name in names.values() if name not in maps]:
         raise ValueError(f"{folder} has no map {missing[0]}; expected what experiments.layer_jump saves.")

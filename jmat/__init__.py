@@ -1,10 +1,25 @@
 """jmat: how linear is a transformer, and what is that worth."""
 
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+from jmat.capture.activations import capture
 from jmat.checkpoint.load import load
+from jmat.data.reading import encode
 from jmat.forward import logits, run
-from jmat.maps.files import load_maps, save_maps
+from jmat.maps.fit import fit_map
+from jmat.maps.sharing import load_maps, save_maps
+from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.models.edits import Add, At, Edit, Scale
+from jmat.models.sites import sites, streams
+
+if TYPE_CHECKING:
+    from jmat import studies
+    from jmat.studies.shortcuts import evaluate
+
+__version__ = importlib.metadata.version("jmat")
 
 __all__ = [
     "Add",
@@ -14,10 +29,27 @@ __all__ = [
     "Identity",
     "Linear",
     "Scale",
+    "Shortcut",
     "Zero",
+    "capture",
+    "encode",
+    "evaluate",
+    "fit_map",
     "load",
     "load_maps",
     "logits",
     "run",
     "save_maps",
+    "sites",
+    "streams",
+    "studies",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what draws figures when it is first asked for."""
+    if name == "studies":
+        return importlib.import_module("jmat.studies")
+    if name == "evaluate":
+        return importlib.import_module("jmat.studies.shortcuts").evaluate
+    raise AttributeError(f"module 'jmat' has no attribute {name!r}")

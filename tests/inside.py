@@ -25,7 +25,7 @@ from absl import app, flags  # noqa: F401 (defines flags, which every script exp
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.metrics import bootstrap
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import AGREEMENT, format_notes
@@ -67,7 +67,7 @@ class Outcome:
     @functools.cached_property
     def maps(self):
         """Maps by name, and what maps.json says of them."""
-        return load_maps(self.out)
+        return read_maps(self.out)
 
     def find(self, **wanted):
         """The rows with these fields; a field that should not be there is given as None."""

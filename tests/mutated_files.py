@@ -22,7 +22,7 @@ import safetensors.numpy
 from jmat.checkpoint import load_model, parameters
 from jmat.checkpoint.model import _full_name
 from jmat.data.examples import load_examples
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps as read_folder
 from jmat.models import FAMILIES
 from jmat.report.results import read_results
 from jmat.studies.prune.surgery import load_pruned
@@ -69,7 +69,7 @@ def read_weights(folder):
 
 
 def read_maps(folder):
-    return all(np.isfinite(linear.W).all() for linear in load_maps(folder)[0].values())
+    return all(np.isfinite(linear.W).all() for linear in read_folder(folder)[0].values())
 
 
 def read_both(folder):

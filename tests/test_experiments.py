@@ -16,7 +16,7 @@ from experiments import steps
 from experiments.pretraining.reported import reported
 from jmat.checkpoint import parameters
 from jmat.data.examples import fingerprint, load_examples
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.runtime.digests import model_hash
 from tests.scripts import ROOT, on, rows_of, run, start
 from tests.test_linearity import cut_examples
@@ -46,7 +46,7 @@ def test_layer_jump(tmp_path, family):
     figures = json.loads((REFERENCE / family / "figures.json").read_text())["rows"]
     check(rows_of(tmp_path), [r for r in figures if r["map"] in ("mat", "id") and "layer" in r and r["metric"] != "r2"])
     assert (tmp_path / "layer_jump.png").read_bytes().startswith(b"\x89PNG")
-    maps, info = load_maps(tmp_path)
+    maps, info = read_maps(tmp_path)
     assert info.n == 1500
     examples, model = load_examples(REFERENCE / family / "examples.npz"), jmat.load(REFERENCE / family)[0]
     results = json.loads((tmp_path / "results.json").read_text())

@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from experiments import common
 from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split, load_examples, save_examples
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
 from jmat.runtime.stopping import EXIT_TERMINATED
@@ -104,7 +104,7 @@ def test_a_process_without_a_batch_has_everything_too(arrays):
 @pytest.mark.slow
 def test_maps_equal_those_of_one_device(folders, gpt2):
     split = load_examples(folders[2] / "examples.npz").eval
-    one, two = (load_maps(folders[processes] / "layer_jump")[0] for processes in (1, 2))
+    one, two = (read_maps(folders[processes] / "layer_jump")[0] for processes in (1, 2))
     streams = list(capture(gpt2, split, stream_sites(4)).values())
     for name, linear in one.items():
         x = streams[int(name.split(".")[1])]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jmat.maps.files import MapsInfo, load_maps, save_maps
+from jmat.maps.files import MapsInfo, read_maps, save_maps
 from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.runtime.digests import model_hash
 
@@ -82,7 +82,7 @@ def test_maps_are_ordinary_pytrees():
 
 
 def test_saved_maps_come_back_exactly(saved):
-    maps, info = load_maps(saved, model_hash=INFO.model_hash, width=4)
+    maps, info = read_maps(saved, model_hash=INFO.model_hash, width=4)
     assert info == INFO
     assert list(maps) == list(_maps())
     for name, linear in _maps().items():
@@ -113,7 +113,7 @@ def test_files_follow_the_contract(tmp_path):
 )
 def test_maps_of_another_model_are_refused(saved, options, message):
     with pytest.raises(ValueError, match=message):
-        load_maps(saved, **options)
+        read_maps(saved, **options)
 
 
 @pytest.mark.parametrize("name", ["maps.safetensors", "maps.json"])
@@ -122,19 +122,19 @@ def test_truncated_file_is_one_clear_sentence(saved, name, keep):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: keep if keep >= 0 else len(content) - 8])
     with pytest.raises(ValueError, match=rf"{name} is (truncated or )?damaged.*: fit the maps again"):
-        load_maps(saved)
+        read_maps(saved)
 
 
 def test_every_flipped_bit_of_the_tensors_file_is_noticed(saved):
     path = saved / "maps.safetensors"
     content = path.read_bytes()
-    loaded = load_maps(saved)[0]
+    loaded = read_maps(saved)[0]
     rng = np.random.default_rng(0)
     unnoticed = []
     for place in [*range(8), *rng.choice(len(content), 150, replace=False)]:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << rng.integers(8)]) + content[place + 1 :])
         with contextlib.suppress(ValueError):
-            again = load_maps(saved)[0]  # white space of the header says nothing
+            again = read_maps(saved)[0]  # white space of the header says nothing
             unnoticed += [place for name in loaded if not np.array_equal(again[name].W, loaded[name].W)]
     assert not unnoticed
 
@@ -144,11 +144,11 @@ def test_a_changed_weight_is_damage_and_old_files_without_checksum_load(saved):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"maps\.safetensors is damaged \(its checksum"):
-        load_maps(saved)
+        read_maps(saved)
     about = json.loads((saved / "maps.json").read_text())
     del about["checksum"]
     (saved / "maps.json").write_text(json.dumps(about))
-    assert len(load_maps(saved)[0]) == 2
+    assert len(read_maps(saved)[0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_a_changed_weight_is_damage_and_old_files_without_checksum_load(saved):
 def test_json_of_something_else_is_refused(saved, content):
     (saved / "maps.json").write_text(content)
     with pytest.raises(ValueError, match="damaged or does not describe maps"):
-        load_maps(saved)
+        read_maps(saved)
 
 
 @pytest.mark.parametrize("name", ["maps.safetensors", "maps.json"])
 def test_missing_file_is_named(saved, name):
     (saved / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} not found"):
-        load_maps(saved)
+        read_maps(saved)
 
 
 def test_files_of_two_runs_do_not_mix(saved, tmp_path_factory):
@@ -180,7 +180,7 @@ def test_files_of_two_runs_do_not_mix(saved, tmp_path_factory):
     save_maps(other, _maps(), MapsInfo(**{**vars(INFO), "seed": 1}))
     (other / "maps.json").rename(saved / "maps.json")
     with pytest.raises(ValueError, match="not written together"):
-        load_maps(saved)
+        read_maps(saved)
 
 
 def test_files_of_version_0_1_load(tmp_path):
@@ -193,7 +193,7 @@ def test_files_of_version_0_1_load(tmp_path):
     (tmp_path / "maps.json").write_text(json.dumps(old))
     tensors = safetensors.numpy.load_file(tmp_path / "maps.safetensors")
     safetensors.numpy.save_file(tensors, tmp_path / "maps.safetensors", metadata={"info": json.dumps(about)})
-    maps, info = load_maps(tmp_path)
+    maps, info = read_maps(tmp_path)
     assert info == INFO
     assert maps.keys() == _maps().keys()
 
@@ -203,20 +203,20 @@ def test_a_map_that_is_not_what_the_json_says_is_refused(saved):
     content["maps"]["mat.0.2"]["shape"] = [7, 9]
     (saved / "maps.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="not written together"):
-        load_maps(saved)
+        read_maps(saved)
 
 
 @pytest.mark.parametrize(("W", "message"), [(np.full((4, 4), np.nan), "NaN"), (np.eye(4, dtype=np.int32), "int32")])
 def test_maps_are_finite_floats(tmp_path, W, message):
     save_maps(tmp_path, {"mat.0.1": Linear(W)}, INFO)
     with pytest.raises(ValueError, match=message):
-        load_maps(tmp_path)
+        read_maps(tmp_path)
 
 
 def test_bias_of_the_wrong_length_is_refused(tmp_path):
     save_maps(tmp_path, {"mat.0.1": Linear(jnp.eye(4), jnp.ones(3))}, INFO)
     with pytest.raises(ValueError, match=r"bias \(3,\)"):
-        load_maps(tmp_path)
+        read_maps(tmp_path)
 
 
 class _Trap:
@@ -235,7 +235,7 @@ def test_pickles_are_refused_and_never_opened(tmp_path, suffix, given):
     trap = tmp_path / f"5_10{suffix}"
     trap.write_bytes(pickle.dumps(_Trap(tmp_path / "sprung")))
     with pytest.raises(ValueError, match="is a pickle"):
-        load_maps(trap if given == "file" else tmp_path)
+        read_maps(trap if given == "file" else tmp_path)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -247,7 +247,7 @@ def test_full_disk_leaves_the_old_files(saved, monkeypatch):
     with pytest.raises(OSError, match=r"maps\.safetensors") as caught:
         save_maps(saved, {}, INFO)
     assert caught.value.errno == errno.ENOSPC
-    assert len(load_maps(saved)[0]) == 2
+    assert len(read_maps(saved)[0]) == 2
 
 
 def test_model_hash_sees_names_shapes_types_and_values_but_not_order():

@@ -17,7 +17,7 @@ from jmat import forward
 from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
 from jmat.data.text import whole_sentences
-from jmat.maps.files import MapsInfo
+from jmat.maps.files import MapsInfo, read_maps
 from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
 from jmat.studies.linearity.measure import stored_linearity
@@ -470,7 +470,7 @@ def test_script(tmp_path):
     assert f"without blocks {blocks}" in said
     assert blocks in printed
     assert (out / "prune.png").exists()
-    maps, _ = jmat.load_maps(out)
+    maps, _ = read_maps(out)
     assert all(key.startswith("merge.") for key in maps)
     model, tokenizer = jmat.load(out / "model")
     assert model.config.layers == 2

@@ -6,7 +6,7 @@ import pytest
 from jmat.capture.activations import capture
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.data.examples import mask_positions
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.models.sites import stream_sites
 from jmat.studies.routes import choose_route, memory_of_activations
@@ -86,6 +86,6 @@ def test_results_of_both_routes_agree(tmp_path):
         rows = [rows_of(tmp_path / f"{kind}-{route}") for route in ("auto", "streaming")]
         agree(*rows, tolerance=1e-3 if kind == "masked" else 1e-4)  # BERT's streams are all but dependent
         for route in ("auto", "streaming"):
-            maps, info = load_maps(tmp_path / f"{kind}-{route}")
+            maps, info = read_maps(tmp_path / f"{kind}-{route}")
             assert (info.n, len(maps)) == read
             assert info.protocol == ("jmat, all tokens, skip_first=2" if kind == "all" else "din2023")

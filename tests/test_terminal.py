@@ -16,7 +16,7 @@ from experiments import cli
 from jmat import models
 from jmat.checkpoint import load_model
 from jmat.data import load_examples
-from jmat.maps.files import load_maps
+from jmat.maps.files import read_maps
 from jmat.runtime.errors import printable
 from jmat.runtime.progress import track
 from tests import hf
@@ -94,7 +94,7 @@ def test_messages_about_maps_and_examples_are_printable(tmp_path):
     (tmp_path / "maps.json").write_text(json.dumps({**info, "maps": described}))
     safetensors.numpy.save_file({EVIL: np.full((2, 2), np.nan, np.float32)}, tmp_path / "maps.safetensors")
     np.savez(tmp_path / f"{EVIL}.npz", a=np.zeros(2, np.int32))
-    for read in (lambda: load_maps(tmp_path), lambda: load_examples(tmp_path / f"{EVIL}.npz")):
+    for read in (lambda: read_maps(tmp_path), lambda: load_examples(tmp_path / f"{EVIL}.npz")):
         with pytest.raises(ValueError, match=r"x1b") as caught:
             read()
         assert is_clean(str(caught.value))

@@ -1,41 +1,62 @@
 """Activations at the sampled positions, for any number of sites, in one pass over the model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture.reading import reading_batches
 from jmat.capture.sweep import sweep
 from jmat.data.batches import Batch
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, check_tokens
+from jmat.data.reading import every_token
 from jmat.forward import run
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
-from jmat.models.sites import Site, check_names
+from jmat.models.sites import Site, is_square, kept_names
 from jmat.runtime.mesh import local_mesh, place, replicate, usual_batch
+
+
+class Activations(dict[str, Float[ndarray, "N W"]]):
+    """Holds activations by site, one row an example, in the order of the input.
+
+    Attributes:
+      sentence: [N]; index of the text that each row comes from.
+      position: [N]; index of its token in that text, from 0.
+    """
+
+    def __init__(self, values: Mapping[str, ndarray], split: Split):
+        super().__init__(values)
+        self.sentence: Int[ndarray, " N"] = split.rows
+        self.position: Int[ndarray, " N"] = split.positions
 
 
 def capture(
     model: Transformer,
-    split: Split,
-    keep: Sequence[str],
+    inputs: Split | Batch | Sequence[str],
+    keep: str | Iterable[str],
     *,
+    tokenizer: Tokenizer | None = None,
     sites: Mapping[str, Site] | None = None,
     stop: int | None = None,
     tokens_per_batch: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     progress: str | None = None,
-) -> dict[str, Float[ndarray, "N W"]]:
-    """Reads sites at every example's position.
+) -> Activations:
+    """Reads sites at every token of texts, or at every example of a split.
 
     Args:
       model: as `jmat.load` returns it.
-      split: sentences and the positions at which to read them, one example a position. A masked
-        model reads them masked: see `jmat.data.examples.mask_positions`.
-      keep: names of sites; W is D for all but `logits` (V) and single heads (K).
+      inputs: texts or a batch (`jmat.encode`), of which every token is read; or a split:
+        sentences and the positions at which to read them, one example a position. A masked
+        model reads tokens as they are; for masked positions see
+        `jmat.data.examples.mask_positions`.
+      keep: one name or several, with `*` for part of a name; W is D for most sites
+        (`jmat.models.sites`). Attention scores and patterns are read by `jmat.run`.
+      tokenizer: reads texts.
       sites: what stands in for parts of the model, as for `jmat.run`.
       stop: the block to stop before, where nothing behind it is read; all blocks by default.
       tokens_per_batch: padded tokens in one forward pass; default: `jmat.runtime.mesh.usual_batch`.
@@ -43,14 +64,20 @@ def capture(
       progress: label of the progress bar; by default none is shown.
 
     Returns:
-      Site → values in the order of the examples, float32, on the host; on every host all of them.
+      Site → values in the order of the tokens or examples, float32, on the host; on every host
+      all of them. `sentence` and `position` say where each row comes from.
 
     Raises:
       ValueError: a token id outside the embedding, a sentence longer than the positions, NaN or infinity in what was
         read.
     """
+    split, last = every_token(inputs, tokenizer), model.config.layers if stop is None else stop
     check_tokens(split.tokens, model.config.vocab_size)
-    check_names(keep, model.config, replace=False)
+    keep = kept_names(keep, model.config, 0, last)
+    if square := [name for name in keep if is_square(name)]:
+        raise ValueError(
+            f"{square[0]!r} has a value for every pair of tokens: read it with jmat.run, keep={square[0]!r}."
+        )
     mesh = local_mesh(devices)
     model, sites = place(model, mesh), replicate(mesh, dict(sites or {}))
     size = tokens_per_batch or usual_batch(devices)
@@ -58,14 +85,12 @@ def capture(
     plan = reading_batches(model.config, split, size, row_multiple=mesh.size, alone=bool(sites))
 
     def read(batch: Batch) -> dict[str, Array]:
-        return run(model, batch.tokens, keep=tuple(keep), sites=sites, stop=stop, read_at=batch.read_at, **batch.where)[
-            1
-        ]
+        return run(model, batch.tokens, keep=keep, sites=sites, stop=stop, read_at=batch.read_at, **batch.where)[1]
 
     values = sweep(plan, read, mesh=mesh, progress=progress)
     values = {name: values[name] for name in keep}  # in the order asked for, not in that of the alphabet
     check_finite(values)
-    return values
+    return Activations(values, split)
 
 
 def check_examples(examples: Examples, config: ModelConfig) -> None:

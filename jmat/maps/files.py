@@ -99,7 +99,7 @@ def save_maps(
 
 
 @readable_errors()
-def load_maps(
+def read_maps(
     folder: str | pathlib.Path, *, model_hash: str | None = None, width: int | None = None
 ) -> tuple[dict[str, Linear], MapsInfo]:
     """Reads what `save_maps` wrote. Nothing in the files is ever executed.

@@ -36,6 +36,11 @@ class Linear(IgnoresPadding):
         y = jnp.matmul(x, self.W.astype(x.dtype))
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
+    @property
+    def weights(self) -> Any:
+        """Returns W [D, E]."""
+        return self.W
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -21,6 +22,21 @@ class Transformer(nnx.Module):
         self.blocks = nnx.List([family.block(config, rngs=rngs) for _ in range(config.layers)])
         self.final_norm = family.final_norm(config)
         self.head = family.head(config, rngs=rngs) if config.has_head else None
+
+    def __repr__(self) -> str:
+        config, leaves = self.config, jax.tree.leaves(self)
+        size, bytes_ = sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+        kind = "causal" if config.causal else "masked"
+        heads = f"{config.heads} heads of {config.head_width}"
+        lines = [
+            f"{self.name or 'Transformer'}: {kind} language model of the family {config.family}",
+            f"  {config.layers} blocks, width {config.width}, {heads}, feed-forward {config.ffn_width}",
+            f"  vocabulary {config.vocab_size:,}, up to {config.num_positions:,} positions",
+            f"  {size:,} parameters, {bytes_ / 1e6:,.1f} MB, {self.embed.tokens.table.dtype}",
+            f"  {'language-model head' if self.head is not None else 'no language-model head'}",
+            f"  sites: embed, block.0 … block.{config.layers - 1} and their parts, final_norm, logits (jmat.sites)",
+        ]
+        return "\n".join(lines)
 
 
 Shape = tuple[int, ...]

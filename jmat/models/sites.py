@@ -227,3 +227,16 @@ def _gather(x: jax.Array, read_at: jax.Array | np.ndarray, *, axis: int) -> jax.
 def stream_sites(layers: int) -> tuple[str, ...]:
     """The sites of h_0 .. h_L."""
     return ("embed", *(f"block.{i}" for i in range(layers)))
+
+
+def streams(model: Any) -> tuple[str, ...]:
+    """Returns the sites of h_0 .. h_L by layer: the embedding, then the stream after each block.
+
+    `streams(model)[l]` is the site of layer l; layer 3 is `block.2`.
+    """
+    return stream_sites(model.config.layers)
+
+
+def sites(model: Any) -> tuple[str, ...]:
+    """Returns all names that `keep=` takes for a model, in the order of computation."""
+    return tuple(readable(model.config.layers, model.config.heads))

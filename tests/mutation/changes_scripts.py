@@ -312,8 +312,8 @@ CHANGES = [
     ),
     Change(
         "experiments/peek.py",
-        "load_maps(folder, model_hash=job.model_hash, width",
-        "load_maps(folder, width",
+        "read_maps(folder, model_hash=job.model_hash, width",
+        "read_maps(folder, width",
         "maps of another model are taken",
         _EXIT,
     ),

@@ -15,7 +15,7 @@ from jmat.checkpoint import parameters, save_model, with_parameters
 from jmat.checkpoint.load import PRUNED, find, load
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES
 from jmat.forward import model_dtype
-from jmat.maps.files import MapsInfo, load_maps, save_maps
+from jmat.maps.files import MapsInfo, read_maps, save_maps
 from jmat.maps.types import Linear
 from jmat.models import build
 from jmat.models.config import ModelConfig
@@ -152,7 +152,7 @@ def load_pruned(
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{about} is damaged ({error}): prune the model again.") from None
     check_removable(model.config, removed)
-    maps, info = load_maps(folder, width=model.config.width)
+    maps, info = read_maps(folder, width=model.config.width)
     # The hash is of the weights as they were saved: in another dtype they have another.
     if info.dtype == dtype and info.model_hash != model_hash(parameters(model)):
         raise ValueError(f"the maps in {folder} were fitted on other weights than those beside them: prune again.")

@@ -1,0 +1,73 @@
+"""Saves maps for others to use, and loads theirs: `jmat.save_maps` and `jmat.load_maps`."""
+
+import pathlib
+from collections.abc import Mapping
+
+from jmat.checkpoint import parameters
+from jmat.maps.files import MapsInfo, read_maps
+from jmat.maps.files import save_maps as write_maps
+from jmat.maps.types import Linear
+from jmat.models.family import Transformer
+from jmat.report.results import package_version
+from jmat.runtime.digests import model_hash
+
+
+class Maps(dict[str, Linear]):
+    """Holds maps by name, such as `mat.3.8` from layer 3 to layer 8.
+
+    Attributes:
+      info: which model and text they come from.
+    """
+
+    def __init__(self, maps: Mapping[str, Linear], info: MapsInfo):
+        super().__init__(maps)
+        self.info = info
+
+
+def save_maps(
+    folder: str | pathlib.Path,
+    maps: Mapping[str, Linear],
+    *,
+    model: Transformer | None = None,
+    info: MapsInfo | None = None,
+    n: int = 0,
+    corpus: str = "",
+) -> None:
+    """Writes maps into a folder (`maps.safetensors`, `maps.json`), whole or not at all.
+
+    Args:
+      folder: is made where it is missing.
+      maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module.
+      model: the model that they were fitted on, whose weights loading compares.
+      info: all that the files say of the maps, instead of `model`, `n` and `corpus`.
+      n: number of tokens that they were fitted on; 0: not known.
+      corpus: name of the text.
+
+    Raises:
+      ValueError: neither `model` nor `info` is given.
+      OSError: the files cannot be written.
+    """
+    if info is None:
+        if model is None:
+            raise ValueError("save_maps needs the model that the maps were fitted on: give model=.")
+        dtype = model.embed.tokens.table.dtype.name
+        about = {"protocol": "", "seed": 0, "dtype": dtype, "jmat": package_version("jmat")}
+        info = MapsInfo(model=model.name, model_hash=model_hash(parameters(model)), corpus=corpus, n=n, **about)
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_maps(folder, maps, info)
+
+
+def load_maps(folder: str | pathlib.Path, *, model: Transformer | None = None) -> Maps:
+    """Reads the maps of a folder. Nothing in the files is ever executed.
+
+    Args:
+      folder: holds `maps.safetensors` and `maps.json`, as `save_maps` and the experiments write them.
+      model: the model to use them with; maps of another model are refused.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a damaged file, maps of another model, or a pickle.
+    """
+    weights = None if model is None else model_hash(parameters(model))
+    return Maps(*read_maps(folder, model_hash=weights))

@@ -1,0 +1,95 @@
+"""Evaluates shortcuts of one's own on texts: `jmat.evaluate`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jmat.capture.activations import capture
+from jmat.checkpoint import parameters
+from jmat.data.batches import Batch
+from jmat.data.examples import Split, fingerprint, mask_positions, target_tokens
+from jmat.data.reading import every_token
+from jmat.data.sampling import make_examples
+from jmat.maps.shortcut import Shortcut
+from jmat.maps.types import Identity
+from jmat.metrics.predictions import Predictions
+from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
+from jmat.report.notes import noted
+from jmat.report.results import Results
+from jmat.report.tables import Row, format_table
+from jmat.runtime.digests import model_hash
+from jmat.studies.evaluation import evaluate as compare
+from jmat.studies.evaluation import metric_rows
+
+METRICS = ("precision@1", "surprisal", "kl", "perplexity")
+
+
+def evaluate(
+    model: Transformer,
+    inputs: Sequence[str] | Split | Batch,
+    shortcuts: Mapping[str, Shortcut],
+    *,
+    tokenizer: Any = None,
+    seed: int = 0,
+    progress: str | None = None,
+) -> Results:
+    """Compares what a model predicts through shortcuts with what it predicts as a whole.
+
+    Args:
+      model: as `jmat.load` returns it.
+      inputs: texts or a batch: a causal model is read at every token, a masked one at one
+        position of each text, drawn by `seed`, under its mask. Or a `Split`, read at its examples.
+        Give text that the shortcuts were not fitted on.
+      shortcuts: name → shortcut.
+      tokenizer: reads texts; masked models need it.
+      seed: draws positions, and the resamples of intervals.
+      progress: label of the progress bar; by default none is shown.
+
+    Returns:
+      Rows by shortcut: precision@k, recall@k, surprisal and KL (nats) against the whole model, and
+      perplexity of the text's own next tokens, with 95 % intervals over texts.
+
+    Raises:
+      ValueError: a model without a head or a mask token; a shortcut beyond the last layer.
+    """
+    L = model.config.layers
+    if beyond := [name for name, shortcut in shortcuts.items() if shortcut.target > L]:
+        raise ValueError(f"shortcut {beyond[0]!r} leads to layer {shortcuts[beyond[0]].target}; the last one is {L}.")
+    split, targets = _reading(model, inputs, tokenizer, seed)
+    streams, names = stream_sites(L), {shortcut.source for shortcut in shortcuts.values()} | {L}
+    acts = capture(model, split, [streams[l] for l in sorted(names)], progress=progress)
+    predictions, rows = Predictions(), []
+    for name, shortcut in shortcuts.items():
+        stand_in: tuple[Any, Any] = (shortcut.map, acts[streams[shortcut.source]])
+        if shortcut.target < L:  # the blocks behind the shortcut read the whole text
+            stand_in = (Identity(), capture(model, split, streams[L:], sites=shortcut, progress=progress)[streams[L]])
+        key = {(name, shortcut.source): stand_in}
+        values = compare(model, acts[streams[L]], key, targets=targets, predictions=predictions)
+        found = metric_rows(values, shortcut.target, groups=split.rows, seed=seed)
+        rows += [{**row, "target": shortcut.target} for row in found]
+    rows = noted(rows, predictions.note())
+    text = {"source": "texts", "eval": fingerprint(split)}
+    weights = model_hash(parameters(model))
+    return Results("evaluate", rows, {"model": model.name, "seed": seed}, weights, text, tables=table)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns a table of the shortcuts by metric."""
+    return format_table(rows, index="map", columns=("metric",), metrics=METRICS, intervals=True)
+
+
+def _reading(model: Transformer, inputs: Any, tokenizer: Any, seed: int) -> tuple[Split, Any]:
+    """Returns the sentences with the positions to read, masked where the model is, and the tokens predicted there."""
+    if model.config.causal:
+        split = every_token(inputs, tokenizer)
+        return split, target_tokens(split, masked=False)
+    mask_token = getattr(tokenizer, "mask_token_id", None)
+    if mask_token is None:
+        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+    split = inputs
+    if isinstance(inputs, Batch):
+        raise ValueError("a masked model is evaluated on texts, or on a Split that says which positions to mask.")
+    if not isinstance(inputs, Split):
+        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": True, "seed": seed}
+        split = make_examples(inputs, inputs, tokenizer, protocol="jmat", **size).eval
+    return mask_positions(split, mask_token), target_tokens(split, masked=True)

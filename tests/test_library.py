@@ -1,0 +1,209 @@
+"""The library as a researcher calls it: each call against what it stands for, computed directly."""
+
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import jmat
+import jmat.data.reading
+import jmat.maps.fit
+from jmat.data.examples import mask_positions
+from jmat.data.sampling import make_examples
+from jmat.report.results import read_results
+from jmat.studies import layer_jump
+from tests.inside import text
+from tests.test_reference import REFERENCE
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return jmat.load(REFERENCE / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return text().read_text("utf-8").splitlines()[:60]
+
+
+def tokens_of(tokenizer, texts):
+    return [np.array(tokenizer(each)["input_ids"], np.int32) for each in texts]
+
+
+def test_texts_become_one_row_each(loaded, texts):
+    batch = jmat.encode(loaded[1], texts)
+    for row, (ids, real, positions) in zip(
+        tokens_of(loaded[1], texts), zip(batch.tokens, batch.segments, batch.positions, strict=True), strict=True
+    ):
+        n = len(row)
+        np.testing.assert_array_equal(ids[:n], row)
+        np.testing.assert_array_equal(real, [1] * n + [0] * (len(real) - n))
+        np.testing.assert_array_equal(positions[:n], np.arange(n))
+    cut = jmat.encode(loaded[1], texts, max_length=3)
+    np.testing.assert_array_equal(cut.tokens, batch.tokens[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [("one text", "got one text"), ([], "got no texts"), (["a", ""], r"text 1 has no tokens \(''\)")],
+)
+def test_what_is_no_list_of_texts_is_said(loaded, texts, message):
+    with pytest.raises(ValueError, match=message):
+        jmat.encode(loaded[1], texts)
+
+
+def test_capture_reads_every_token_in_order(loaded, texts):
+    model, tokenizer = loaded
+    keep = ("block.2", "block.*.ffn.hidden")
+    acts = jmat.capture(model, texts, keep, tokenizer=tokenizer)
+    assert list(acts) == ["block.2", *(f"block.{i}.ffn.hidden" for i in range(4))]
+    rows = tokens_of(tokenizer, texts)
+    np.testing.assert_array_equal(acts.sentence, np.repeat(np.arange(len(rows)), list(map(len, rows))))
+    np.testing.assert_array_equal(acts.position, np.concatenate([np.arange(len(row)) for row in rows]))
+    for k in (0, 7, 59):
+        _, kept = jmat.run(model, rows[k][None], keep=keep)
+        for site, values in kept.items():
+            np.testing.assert_allclose(acts[site][acts.sentence == k], values[0], rtol=1e-4, atol=1e-4)
+    padded = jmat.capture(model, jmat.encode(tokenizer, texts), "block.2")
+    np.testing.assert_allclose(padded["block.2"], acts["block.2"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(padded.sentence, acts.sentence)
+
+
+def test_capture_says_what_it_does_not_read(loaded, texts):
+    with pytest.raises(ValueError, match="texts need a tokenizer"):
+        jmat.capture(loaded[0], texts, "block.2")
+    with pytest.raises(ValueError, match=r"'block\.0\.attn\.pattern' has a value for every pair of tokens"):
+        jmat.capture(loaded[0], texts, "block.0.attn.pattern", tokenizer=loaded[1])
+    with pytest.raises(ValueError, match=r"unknown site 'block\.9'"):
+        jmat.capture(loaded[0], texts, "block.9", tokenizer=loaded[1])
+
+
+def test_streams_and_sites_are_named_by_layer(loaded):
+    assert jmat.streams(loaded[0]) == ("embed", "block.0", "block.1", "block.2", "block.3")
+    assert {*jmat.streams(loaded[0]), "block.3.attn.pattern", "logits"} < set(jmat.sites(loaded[0]))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_fit_is_least_squares_of_every_token(loaded, texts, intercept):
+    model, tokenizer = loaded
+    fit = jmat.fit_map(model, texts, 1, "block.2.attn", tokenizer=tokenizer, intercept=intercept)
+    acts = jmat.capture(model, texts, ("block.0", "block.2.attn"), tokenizer=tokenizer)
+    X, Y = (acts[site].astype(np.float64) for site in ("block.0", "block.2.attn"))
+    ones = np.ones((len(X), int(intercept)))
+    expected = np.concatenate([X, ones], 1) @ np.linalg.lstsq(np.concatenate([X, ones], 1), Y, rcond=None)[0]
+    np.testing.assert_allclose(fit.map(acts["block.0"]), expected, rtol=1e-3, atol=1e-3 * np.abs(Y).max())
+    assert str(fit).startswith(f"Linear map from block.0 to block.2.attn: full rank 64 from {len(X)} examples")
+    with pytest.raises(ValueError, match=r"layer 5 is not one of 0 \.\. 4"):
+        jmat.fit_map(model, texts, 1, 5, tokenizer=tokenizer)
+
+
+def test_a_shortcut_stands_for_its_blocks(loaded, texts):
+    model, batch = loaded[0], jmat.encode(loaded[1], texts[:3])
+    linear = jmat.Linear(jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), jnp.float32) / 8)
+    stream, _ = jmat.run(model, batch, stop=1)
+    x, _ = jmat.run(model, batch, sites=jmat.Shortcut(1, 4, linear))
+    np.testing.assert_allclose(x, linear(stream), rtol=1e-5, atol=1e-5)
+    where = {"segments": batch.segments, "positions": batch.positions}
+    rest, _ = jmat.run(model, linear(stream), start=3, **where)
+    x, _ = jmat.run(model, batch, sites=jmat.Shortcut(1, 3, linear))
+    np.testing.assert_allclose(x, rest, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="from a layer to a later one; got 3 to 3"):
+        jmat.Shortcut(3, 3, linear)
+
+
+def test_evaluate_compares_with_the_whole_model(loaded, texts):
+    model, tokenizer = loaded
+    linear = jmat.fit_map(model, texts, 1, 4, tokenizer=tokenizer).map
+    shortcuts = {"mat": jmat.Shortcut(1, 4, linear), "id": jmat.Shortcut(2, 3, jmat.Identity())}
+    results = jmat.evaluate(model, texts[:20], shortcuts, tokenizer=tokenizer)
+    hits, nats, next_nats = ({name: [] for name in shortcuts} for _ in range(3))
+    for row in tokens_of(tokenizer, texts[:20]):
+        full = jax.nn.log_softmax(jmat.logits(model, jmat.run(model, row[None])[0][0]))
+        for name, shortcut in shortcuts.items():
+            short = jax.nn.log_softmax(jmat.logits(model, jmat.run(model, row[None], sites=shortcut)[0][0]))
+            hits[name] += (full.argmax(-1) == short.argmax(-1)).tolist()
+            nats[name] += (-full[jnp.arange(len(row)), short.argmax(-1)]).tolist()
+            next_nats[name] += (-short[jnp.arange(len(row) - 1), row[1:]]).tolist()
+    found = {(row["map"], row["metric"]): row for row in results.rows}
+    for name, shortcut in shortcuts.items():
+        row = found[name, "precision@1"]
+        assert (row["layer"], row["target"], row["n"]) == (shortcut.source, shortcut.target, len(hits[name]))
+        assert row["value"] == pytest.approx(np.mean(hits[name]), abs=1.5 / len(hits[name]))
+        assert row["low"] < row["value"] < row["high"]
+        assert found[name, "surprisal"]["value"] == pytest.approx(np.mean(nats[name]), rel=1e-3)
+        assert found[name, "perplexity"]["value"] == pytest.approx(np.exp(np.mean(next_nats[name])), rel=1e-3)
+        assert found[name, "perplexity"]["n"] == len(next_nats[name])
+    assert "precision@1" in results.table()
+    with pytest.raises(ValueError, match="shortcut 'far' leads to layer 9; the last one is 4"):
+        jmat.evaluate(model, texts, {"far": jmat.Shortcut(1, 9, linear)}, tokenizer=tokenizer)
+
+
+def test_a_masked_model_is_evaluated_under_its_mask(texts):
+    model, tokenizer = jmat.load(REFERENCE / "bert")
+    L, size = model.config.layers, {"max_length": model.config.num_positions, "masked": True, "seed": 3}
+    results = jmat.evaluate(model, texts, {"id": jmat.Shortcut(1, L, jmat.Identity())}, tokenizer=tokenizer, seed=3)
+    split = make_examples(texts, texts, tokenizer, protocol="jmat", **size).eval
+    acts = jmat.capture(model, mask_positions(split, tokenizer.mask_token_id), jmat.streams(model))
+    full, short = (jmat.logits(model, acts[f"block.{i}"]).argmax(-1) for i in (L - 1, 0))
+    row = next(row for row in results.rows if row["metric"] == "precision@1")
+    assert (row["value"], row["n"]) == (pytest.approx(float((full == short).mean()), abs=0.02), split.num_examples)
+    with pytest.raises(ValueError, match="give tokenizer="):
+        jmat.evaluate(model, split, {"id": jmat.Shortcut(1, L, jmat.Identity())})
+
+
+def test_maps_are_kept_for_their_model(loaded, tmp_path):
+    model, linear = loaded[0], jmat.Linear(np.eye(64, dtype=np.float32) * 3, np.ones(64, np.float32))
+    jmat.save_maps(tmp_path / "new", {"mat.1.4": linear}, model=model, n=7, corpus="mine")
+    maps = jmat.load_maps(tmp_path / "new", model=model)
+    np.testing.assert_array_equal(maps["mat.1.4"].weights, linear.W)
+    np.testing.assert_array_equal(maps["mat.1.4"].bias, linear.bias)
+    assert (maps.info.model, maps.info.n, maps.info.corpus) == (model.name, 7, "mine")
+    with pytest.raises(ValueError, match="were fitted on"):
+        jmat.load_maps(tmp_path / "new", model=jmat.load(REFERENCE / "bert")[0])
+    with pytest.raises(ValueError, match="give model="):
+        jmat.save_maps(tmp_path / "other", {"mat.1.4": linear})
+
+
+def test_a_study_is_a_call(loaded, texts, tmp_path):
+    model, tokenizer = loaded
+    results = jmat.studies.layer_jump.run(
+        model, texts, layer_jump.Options(seed=2, targets="final"), tokenizer=tokenizer
+    )
+    assert {row["metric"] for row in results.rows} >= {"precision@1", "surprisal", "kl"}
+    assert {row["n"] for row in results.rows} == {15}  # a quarter of the texts
+    assert sorted(results.maps) == [f"mat.{l}.4" for l in range(4)]
+    assert isinstance(results.plot(), Figure)
+    assert (results.config["seed"], results.config["targets"]) == (2, "final")
+    written = results.save(tmp_path)
+    assert sorted(written) == sorted(path.name for path in tmp_path.iterdir())
+    assert read_results(tmp_path)["rows"] == results.rows
+    assert set(jmat.load_maps(tmp_path, model=model)) == set(results.maps)
+    assert "precision@1" in results._repr_html_()
+    with pytest.raises(ValueError, match=r"not 'x\.png'"):
+        results.plot("x.png")
+
+
+def test_a_model_describes_itself(loaded):
+    lines = repr(loaded[0]).splitlines()
+    size = sum(leaf.size for leaf in jax.tree.leaves(loaded[0]))
+    assert len(lines) <= 10
+    assert f"{size:,} parameters" in repr(loaded[0])
+    assert "4 blocks, width 64" in repr(loaded[0])
+
+
+@pytest.mark.parametrize("module", [jmat.data.reading, jmat.maps.fit])
+def test_examples_in_docstrings_run(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_names_are_public():
+    for name in jmat.__all__:
+        assert getattr(jmat, name) is not None
+    assert jmat.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        jmat.nothing  # noqa: B018
