@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import Identity, Linear
+from jmat import Identity, Linear, Scale, Zero
 from jmat.models.edits import check_site
 from jmat.models.sites import readable, replaceable
 from tests import hf
+from tests.families import BY_NAME
 
 TOKENS = np.random.default_rng(0).integers(0, 37, (2, 6), dtype=np.int32)
 
@@ -157,10 +158,97 @@ def test_names_count_blocks_and_heads(gpt2):
     assert list(kept) == list(readable(3, 4))
 
 
+def test_sites_inside_attention_and_feed_forward_make_up_their_parts(gpt2, bert):
+    for model in (gpt2, bert, hf.ours(BY_NAME["llama-plain"])):
+        parts = ("q", "k", "v", "scores", "pattern", "z", "head.1")
+        at = keep_block(model, 1, *(f"attn.{part}" for part in parts), "attn.in", "attn", "ffn.in", "ffn.hidden", "ffn")
+        c, attn, ffn = model.config, model.blocks[1].attn, model.blocks[1].ffn
+        B, T = at["attn.in"].shape[:2]
+        for name in "qkv":
+            close(at[f"attn.{name}"].reshape(B, T, -1), getattr(attn, name)(at["attn.in"]))
+        groups = c.heads // (c.kv_heads or c.heads)
+        v = jnp.repeat(at["attn.v"], groups, axis=2)
+        close(at["attn.z"], jnp.einsum("BHTS,BSHK->BTHK", at["attn.pattern"], v))
+        close(at["attn.head.1"], at["attn.z"][:, :, 1])
+        close(attn.o(at["attn.z"].reshape(B, T, -1)), at["attn"])
+        allowed = np.tril(np.ones((T, T), bool)) if c.causal else np.ones((T, T), bool)
+        close(at["attn.pattern"], jax.nn.softmax(jnp.where(allowed, at["attn.scores"], -jnp.inf), axis=-1))
+        if c.rotary is None:
+            scale = 1 / np.sqrt(c.head_width)
+            close(at["attn.scores"], scale * jnp.einsum("BTHK,BSHK->BHTS", at["attn.q"], at["attn.k"]))
+        close(at["ffn.hidden"], ffn.hidden(at["ffn.in"]))
+        close(ffn.down(at["ffn.hidden"]), at["ffn"])
+
+
+def test_no_edit_of_scores_lets_a_token_look_where_it_may_not(gpt2):
+    mask = np.array([[True] * 4 + [False] * 2, [False] * 2 + [True] * 4])
+    name = "block.1.attn.pattern"
+    sites = {"block.1.attn.scores": Scale(-1e30)}
+    pattern = np.asarray(jmat.run(gpt2, TOKENS, mask=mask, sites=sites, keep=name)[1][name])
+    allowed = np.tril(np.ones((6, 6), bool)) & mask[:, None] & mask[:, :, None]
+    assert not pattern[np.broadcast_to(~allowed[:, None], pattern.shape) & mask[:, None, :, None]].any()
+    np.testing.assert_allclose(pattern.sum(-1), 1, atol=1e-6)
+
+
+def test_heads_that_are_replaced_leave_the_others_alone():
+    """Also where several heads share keys and values, and those in between are not computed."""
+    for case in (BY_NAME["llama-plain"], BY_NAME["bloom-from-norm"]):
+        model = hf.ours(case)
+        H, K = model.config.heads, model.config.head_width
+        plain = keep_block(model, 0, "attn.z")["attn.z"]
+        for gone in ([1], [0, 2, 3], [H - 1], list(range(H))):
+            sites = {f"block.0.attn.head.{h}": Zero() for h in gone}
+            expected = plain.at[:, :, np.array(gone)].set(0)
+            close(keep_block(model, 0, "attn.z", sites=sites)["attn.z"], expected)
+            # The sites inside attention are then of all heads.
+            at = keep_block(model, 0, "attn.z", "attn.q", sites=sites)
+            close(at["attn.z"], expected)
+            assert at["attn.q"].shape == (2, 6, H, K)
+
+
+def test_names_are_given_singly_or_by_patterns(gpt2):
+    kept = jmat.run(gpt2, TOKENS, keep="block.*.attn")[1]
+    assert list(kept) == ["block.0.attn", "block.1.attn", "block.2.attn"]
+    kept = jmat.run(gpt2, TOKENS, keep=["logits", "*.ffn.hidden", "block.1.ffn.hidden", "embed"], stop=3)[1]
+    assert list(kept) == ["logits", *(f"block.{i}.ffn.hidden" for i in range(3)), "embed"]
+    assert list(jmat.run(gpt2, TOKENS, keep=("block.*",), stop=2)[1]) == ["block.0", "block.1"]
+    assert list(jmat.run(gpt2, TOKENS, keep={"block.1.*.in"}, stop=2)[1]) == [
+        f"block.1.{part}.in" for part in ("ln_1", "attn", "ln_2", "ffn")
+    ]
+    assert list(jmat.run(gpt2, TOKENS, keep="*")[1]) == list(readable(3, 4))
+
+
+def test_a_site_that_is_named_by_itself_goes_by_that_name(gpt2):
+    sites = {"block.*.attn": Zero(), "block.1.attn": Scale(2.0), "*.ffn": Zero()}
+    kept = jmat.run(gpt2, TOKENS, sites=sites, keep=["block.0.attn", "block.1.attn", "block.1.ffn"])[1]
+    plain = jmat.run(gpt2, kept_stream(gpt2), start=1, keep="block.1.attn")[1]["block.1.attn"]
+    assert not kept["block.0.attn"].any()
+    close(kept["block.1.attn"], 2 * plain)
+
+
+def kept_stream(model):
+    """What block 1 reads where attention and feed-forward of block 0 are replaced by nothing: the embedding."""
+    return jmat.run(model, TOKENS, stop=0)[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"keep": ("block.0.atn",)}, r"unknown site 'block.0.atn'. Did you mean 'block.0.attn'"),
+        ({"keep": "block.0.attn.qq"}, r"unknown site 'block.0.attn.qq'. Did you mean 'block.0.attn.q'"),
+        (
+            {"keep": "block.*.atn"},
+            r"no site of this model that can be kept matches 'block.\*.atn'. Near.*'block.0.attn'",
+        ),
+        ({"sites": {"block.*.mid": zero(16)}}, r"no site of this model that can be changed matches 'block.\*.mid'"),
+        (
+            {"keep": "block.2*.attn", "stop": 2},
+            r"no site that 'block.2\*.attn' matches is reached when blocks 0 .. 1 of",
+        ),
+        (
+            {"sites": {"block.*.attn": zero(16), "*.1.attn": zero(16)}},
+            r"'\*.1.attn' and 'block.\*.attn' both match 'block.1",
+        ),
         ({"keep": ("block.3.attn",)}, r"unknown site 'block.3.attn'.*i = 0..2, h = 0..3"),
         ({"keep": ("block.-1",)}, r"unknown site 'block.-1'"),
         ({"keep": ("block.0.attn.head.4",)}, r"unknown site 'block.0.attn.head.4'"),

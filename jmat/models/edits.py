@@ -81,8 +81,6 @@ class Edit:
     """
 
     def __init__(self, f: Callable[[jax.Array], jax.Array]):
-        if not callable(f):
-            raise ValueError(f"Edit takes a function of the site's value; got a {type(f).__name__}.")
         is_tree = not jax.tree_util.all_leaves([f])
         self._tree: Any = f if is_tree else None  # in tracing, a pytree's leaves can be anything
         self._function: Callable[..., jax.Array] | None = None if is_tree else f
@@ -91,8 +89,8 @@ class Edit:
         return self.f(y)
 
     @property
-    def f(self) -> Callable[..., jax.Array]:
-        """The function."""
+    def f(self) -> Any:
+        """The function, or the pytree."""
         return self._tree if self._function is None else self._function
 
     def __repr__(self) -> str:
@@ -153,6 +151,25 @@ class At:
         if isinstance(self.positions, Sequence):
             object.__setattr__(self, "positions", np.asarray(self.positions)[None])
 
+    def __call__(self, y: Array, x: Array, context: Context | None, name: str) -> Array:
+        """Returns y [B, T, …], the value of the site `name`, with other values at some tokens.
+
+        Positions are columns of the rows here, [B] or [B, P]: `jmat.run` has counted them in the texts. Those past a
+        row's end change nothing. `x` is the input of the part that computed y.
+        """
+        axis, columns, site = 2 if is_square(name) else 1, self.positions, self.site
+        inside = jnp.minimum(columns, y.shape[axis] - 1)
+        before = gather(y, inside, axis=axis)
+        if isinstance(site, NeedsContext):  # looks at all tokens
+            value = gather(_checked(name, site, site(x, context), y.shape, x), inside, axis=axis)
+        else:
+            input_axis = 2 if name.endswith("attn.pattern") else 1  # a pattern is made of scores
+            seen = before if is_edit(site) else gather(x, inside, axis=input_axis)
+            value = _checked(name, site, _change(site, before, seen, before.shape, context), before.shape, seen)
+        rows = jnp.arange(len(y)) if columns.ndim == 1 else jnp.arange(len(y))[:, None]
+        changed = jnp.moveaxis(y, axis, 1).at[rows, columns].set(value.astype(y.dtype), mode="drop")
+        return jnp.moveaxis(changed, 1, axis)
+
 
 EDITS = (Edit, Add, Scale)  # and At, which needs the input of the part, too
 
@@ -183,6 +200,8 @@ def check_site(name: str, site: Any) -> None:
         if isinstance(site.site, At):
             raise ValueError(f"site {name!r}: At inside At; give all positions to one of them.")
         return check_site(name, site.site)
+    if isinstance(site, Edit) and not callable(site.f):
+        raise ValueError(f"site {name!r}: Edit takes a function of the site's value; got a {type(site.f).__name__}.")
     if not callable(site) or jax.tree_util.all_leaves([site]):
         raise ValueError(
             f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable pytree such as "
@@ -238,7 +257,7 @@ def apply_site(
     y = part() if is_edit(site) else None
     try:
         if isinstance(site, At):
-            return _apply_at(name, site, y, x, context)
+            return site(y, x, context, name)
         value = _change(site, y, x, shape, context)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise _refusal(name, site, x if y is None else y, error) from error
@@ -254,24 +273,6 @@ def _change(site: Any, y: Any, x: jax.Array, shape: tuple[Any, ...], context: Co
     if isinstance(site, IgnoresInput):
         return site.fill(shape)
     return site(x, context) if isinstance(site, NeedsContext) else site(x)
-
-
-def _apply_at(name: str, at: At, y: jax.Array, x: jax.Array, context: Context | None) -> jax.Array:
-    """Returns y [B, T, …] with other values at the columns `at.positions`, [B] or [B, P]."""
-    axis, columns = 2 if is_square(name) else 1, at.positions
-    inside = jnp.minimum(columns, y.shape[axis] - 1)  # a column past the row's end changes nothing: it is dropped below
-    before = gather(y, inside, axis=axis)
-    site: Any = at.site
-    if isinstance(site, NeedsContext):  # looks at all tokens
-        value = gather(_checked(name, site, site(x, context), y.shape, x), inside, axis=axis)
-    else:
-        seen = before if is_edit(at.site) else gather(x, inside, axis=x.ndim - 2 if name.endswith("pattern") else 1)
-        value = _change(at.site, before, seen, before.shape, context)
-        value = _checked(name, at.site, value, before.shape, seen)
-    rows = jnp.arange(y.shape[0])
-    rows = rows if columns.ndim == 1 else rows[:, None]
-    moved = jnp.moveaxis(y, axis, 1).at[rows, columns].set(value.astype(y.dtype), mode="drop")
-    return jnp.moveaxis(moved, 1, axis)
 
 
 def _checked(name: str, site: Site, value: Any, shape: tuple[int | None, ...], x: jax.Array) -> jax.Array:
