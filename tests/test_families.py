@@ -11,7 +11,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import jmat
 from jmat import forward
-from jmat.models import layers, rotary
+from jmat.models import attention, rotary
 from jmat.models.config import Rotary
 from tests import families, hf
 from tests.families import BY_NAME, config_of
@@ -91,7 +91,7 @@ def test_rotary_frequencies_are_those_of_transformers(case):
 
 def test_rotary_turns_pairs_by_position():
     """⟨turn(q, m), turn(k, n)⟩ depends on m − n alone; what is not turned passes."""
-    turned = layers.rotate
+    turned = rotary.rotate
     plain = Rotary(width=4, theta=100.0)
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 6))
 
@@ -130,11 +130,11 @@ def test_pythia_fields_old_and_new_mean_the_same():
 @pytest.mark.parametrize("heads", [*range(1, 13), 16, 20, 71, 112])
 def test_alibi_slopes_are_those_of_transformers(heads):
     theirs = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), heads, torch.float32)[:, 0, 1]
-    np.testing.assert_allclose(layers.alibi_slopes(heads), theirs, rtol=1e-6)
+    np.testing.assert_allclose(attention.alibi_slopes(heads), theirs, rtol=1e-6)
 
 
 def test_window_counts_the_token_itself():
-    mask = layers.attention_mask(None, 6, True, jnp.int32(3))[0]
+    mask = attention.attention_mask(None, 6, True, jnp.int32(3))[0]
     np.testing.assert_array_equal(mask.sum(-1), [1, 2, 3, 3, 3, 3])
     np.testing.assert_array_equal(mask[5], [0, 0, 0, 1, 1, 1])
 

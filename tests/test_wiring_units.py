@@ -38,9 +38,9 @@ def test_a_run_is_known_by_the_flags_that_decide_its_figures(monkeypatch):
     assert not {"out", "overwrite", "coordinator", "snapshot_every"} & own.keys()
 
 
-@pytest.mark.parametrize(("causal", "given", "first"), [(True, None, 1), (False, None, 0), (True, 0, 0)])
-def test_all_tokens_are_those_that_protocol_jmat_reads(gpt2_examples, causal, given, first):
-    model = types.SimpleNamespace(config=types.SimpleNamespace(causal=causal))
+@pytest.mark.parametrize(("family", "given", "first"), [("gpt2", None, 1), ("bert", None, 0), ("gpt2", 0, 0)])
+def test_all_tokens_are_those_that_protocol_jmat_reads(request, gpt2_examples, family, given, first):
+    model = request.getfixturevalue(family)
     split, settings = gpt2_examples.eval, ReadingSettings(protocol="jmat", skip_special=False, skip_first=given)
     read = tokens_read(Subject(model, gpt2_examples), split, "all", settings)
     places = np.arange(len(split.tokens)) - np.repeat(split.starts, split.lengths)
@@ -55,7 +55,7 @@ def test_settings_of_a_study_are_the_flags_of_their_names(tmp_path):
         found = job.options(layer_jump.Options)
         flags.FLAGS(["experiments.layer_jump", "--snapshot_every=7"])
         kept = job.options(layer_jump.Options)
-    wanted = layer_jump.Options(seed=4, targets="final", route="memory", intercept=True, snapshot_every=0)
+    wanted = layer_jump.Options(seed=4, targets="final", route="memory", intercept=True, snapshot_every=0.0)
     assert found == wanted
     assert (kept.snapshot_folder, kept.snapshot_every) == (tmp_path / "checkpoints", 7)
 

@@ -51,7 +51,7 @@ class ReadingSettings(Settings):
     skip_first: int | None = None
     skip_special: bool | None = None
     snapshot_folder: pathlib.Path | None = None
-    snapshot_every: float = 300
+    snapshot_every: float = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

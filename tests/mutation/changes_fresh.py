@@ -397,7 +397,7 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "experiments/fitting.py",
+        "jmat/studies/fitting.py",
         "activations = memory_of_activations(count, config.width, config.layers)",
         "activations = memory_of_activations(split.num_examples, config.width, config.layers)",
         "the route is chosen by the sampled positions always",
@@ -562,7 +562,7 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/report/results.py",
+        "jmat/report/tables.py",
         'return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.2e}"',
         'return f"{value:.3f}" if value < 1e4 else f"{value:.2e}"',
         "large negative figures are written out",

@@ -126,7 +126,7 @@ CHANGES = [
         _JUMPS,
     ),
     Change(
-        "experiments/fitting.py",
+        "jmat/studies/fitting.py",
         "return maps, solutions[0].n",
         "return maps, solutions[0].n + 1",
         "maps.json counts one token too many",
@@ -155,14 +155,14 @@ CHANGES = [
         _JUMPS,
     ),
     Change(
-        "experiments/layer_jump.py",
+        "jmat/studies/layer_jump.py",
         '("id", i): (Identity(), streams[i])',
         '("id", i): (Identity(), streams[max(i - 1, 0)])',
         "id reads the layer before",
         _JUMPS,
     ),
     Change(
-        "experiments/layer_jump.py",
+        "jmat/studies/layer_jump.py",
         "maps[i, L] if i < L",
         "maps[max(i - 1, 0), L] if i < L",
         "mat of the layer before",
@@ -176,7 +176,7 @@ CHANGES = [
         _JUMPS,
     ),
     Change(
-        "experiments/layer_jump.py",
+        "jmat/studies/layer_jump.py",
         "reading layer l",
         "reading layer l + 1",
         "title of the figure",
@@ -197,7 +197,7 @@ CHANGES = [
         _JUMPS,
     ),
     Change(
-        "experiments/r2.py",
+        "jmat/studies/r2.py",
         'if row["map"] == name and row["metric"] == "r2"',
         'if row["map"] == "id" and row["metric"] == "r2"',
         "the table of mat holds id",
@@ -793,21 +793,21 @@ CHANGES = [
     ),
     # --- tables, the page, the corpus ---------------------------------------------------------------------------------
     Change(
-        "jmat/report/results.py",
+        "jmat/report/tables.py",
         'return f"{value:.3f}" if abs(value) < 1e4',
         'return f"{value:.2f}" if abs(value) < 1e4',
         "two digits",
         "test_results.py",
     ),
     Change(
-        "jmat/report/results.py",
+        "jmat/report/tables.py",
         "f\" [{_number(row['low'])}, {_number(row['high'])}]\"",
         "f\" [{_number(row['low'])}, {_number(row['low'])}]\"",
         "the interval's ends are equal",
         "test_results.py",
     ),
     Change(
-        "jmat/report/results.py",
+        "jmat/report/tables.py",
         "return [value for value in order if value in distinct]",
         "return distinct",
         "metrics are not in the order asked for",
