@@ -254,7 +254,7 @@ def apply_site(
     Raises:
       ValueError: the site does not take what it gets, or returns another shape.
     """
-    y = part() if is_edit(site) else None
+    y: Any = part() if is_edit(site) else None
     try:
         if isinstance(site, At):
             return site(y, x, context, name)
