@@ -190,6 +190,7 @@ def test_a_model_describes_itself(loaded):
     lines = repr(loaded[0]).splitlines()
     size = sum(leaf.size for leaf in jax.tree.leaves(loaded[0]))
     assert len(lines) <= 10
+    assert str(loaded[0]) == repr(loaded[0])
     assert f"{size:,} parameters" in repr(loaded[0])
     assert "4 blocks, width 64" in repr(loaded[0])
 

@@ -38,6 +38,8 @@ class Transformer(nnx.Module):
         ]
         return "\n".join(lines)
 
+    __str__ = __repr__
+
 
 Shape = tuple[int, ...]
 
