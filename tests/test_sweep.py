@@ -1,5 +1,7 @@
 """Every pass over a corpus uses all devices, each for its own rows, and finds what one device finds."""
 
+import importlib
+
 import jax
 import numpy as np
 import pytest
@@ -39,7 +41,7 @@ def parts_of(model, split, known={}):  # noqa: B006 (the same maps for both runs
 
 
 def captured(model, split, other):
-    return capture(model, split, ("embed", "block.3.attn"), tokens_per_batch=512)
+    return dict(capture(model, split, ("embed", "block.3.attn"), tokens_per_batch=512))
 
 
 def ablated(model, split, other):
@@ -129,11 +131,13 @@ def test_each_device_computes_its_share_and_all_find_what_one_finds(user, gpt2, 
     for used in (devices, module):
         monkeypatch.setattr(used, "local_mesh", lambda chosen=None: one)
     for name in ("activations", "stream"):
-        monkeypatch.setattr(f"jmat.capture.{name}.local_mesh", lambda chosen=None: one)
+        monkeypatch.setattr(importlib.import_module(f"jmat.capture.{name}"), "local_mesh", lambda chosen=None: one)
     for name in ("submodules", "evaluation", "tasks", "early_exit.report", "linearity.measure", "peek.predictions"):
-        monkeypatch.setattr(f"jmat.studies.{name}.local_mesh", lambda chosen=None: one)
+        monkeypatch.setattr(importlib.import_module(f"jmat.studies.{name}"), "local_mesh", lambda chosen=None: one)
     for name in ("heal", "measure"):
-        monkeypatch.setattr(f"jmat.studies.prune.{name}.local_mesh", lambda chosen=None: one)
+        monkeypatch.setattr(
+            importlib.import_module(f"jmat.studies.prune.{name}"), "local_mesh", lambda chosen=None: one
+        )
     want = user(replicate(one, gpt2), split, other)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
