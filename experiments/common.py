@@ -14,17 +14,16 @@ from absl import flags
 
 from experiments import cli
 from experiments.cli import say
-from jmat.capture.activations import capture, check_examples
+from jmat.capture.activations import check_examples
 from jmat.capture.snapshots import discard
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
-from jmat.data.examples import Examples, Split, count_shared, fingerprint, load_examples, mask_positions, target_tokens
+from jmat.data.examples import Examples, count_shared, fingerprint, load_examples, target_tokens
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
-from jmat.maps.least_squares import Solution
 from jmat.maps.types import Linear
 from jmat.report.results import Results, package_version, write_results
 from jmat.runtime import hosts
@@ -32,6 +31,7 @@ from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
+from jmat.studies.fitting import read_sites
 from jmat.studies.settings import Settings, Subject
 
 flags.DEFINE_string(
@@ -139,11 +139,11 @@ class Job:
 
     def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Activations of the fit and of the evaluation examples, by site."""
-        return capture_both(self.model, self.examples, keep, self.mask_token)
+        return capture_both(self.subject, keep)
 
     def capture_eval(self, keep: Sequence[str]) -> dict[str, np.ndarray]:
         """Activations of the evaluation examples, by site."""
-        return capture_one(self.model, self.examples.eval, keep, self.mask_token, "eval")
+        return read_sites(self.subject, self.examples.eval, keep, self.options(Settings), "eval")
 
     def next_tokens(self) -> np.ndarray:
         """The token that each evaluation example's prediction is about; -1 where the sentence ends."""
@@ -210,8 +210,11 @@ class Job:
         """
         if not hosts.is_first():
             return
-        info = None if results.maps_info is None else self.maps_info(results.maps_info.n)
-        read = self.text() if text is None else text
+        info, read = results.maps_info, text
+        if info is not None:
+            info = dataclasses.replace(info, protocol=self._protocol(), corpus=FLAGS.examples or FLAGS.corpus)
+        if read is None:
+            read = {**dict(results.text or {}), **describe_source(self.source)}
         results = dataclasses.replace(results, config=self.config, text=read, maps_info=info)
         written = results.save(self.out, before=self.path, say=say)
         print(results.table())
@@ -229,8 +232,13 @@ def describe_text(source: str, examples: Examples) -> dict[str, Any]:
     `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of all
     sentences of the corpus, whatever the tokenizer and the number of examples.
     """
+    return {**describe_source(source), "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
+
+
+def describe_source(source: str) -> dict[str, str]:
+    """Returns the source of a text and, for `docs`, the fingerprint of the whole corpus."""
     corpus = {"corpus": sentences_fingerprint(docs_sentences())} if named_corpus(source) == "docs" else {}
-    return {"source": source, **corpus, "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
+    return {"source": source, **corpus}
 
 
 def start(
@@ -413,21 +421,11 @@ def draw_settings() -> dict[str, Any]:
     return {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
 
 
-def capture_both(
-    model: Any, examples: Examples, keep: Sequence[str], mask_token: int | None
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Activations of a model at the fit and at the evaluation examples, by site."""
-    splits = (("fit", examples.fit), ("eval", examples.eval))
-    fit, held_out = (capture_one(model, split, keep, mask_token, name) for name, split in splits)
-    return fit, held_out
-
-
-def capture_one(
-    model: Any, split: Split, keep: Sequence[str], mask_token: int | None, name: str
-) -> dict[str, np.ndarray]:
-    """Activations of a model at the examples of one part, whose name the progress bar shows; by site."""
-    per_batch, progress = tokens_per_batch(), f"capture {name}"
-    return capture(model, mask_positions(split, mask_token), keep, tokens_per_batch=per_batch, progress=progress)
+def capture_both(subject: Subject, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns activations of a model at the fit and at the evaluation examples, by site."""
+    settings, examples = Settings(tokens_per_batch=FLAGS.tokens_per_batch), subject.examples
+    fit = read_sites(subject, examples.fit, keep, settings, "fit")
+    return fit, read_sites(subject, examples.eval, keep, settings, "eval")
 
 
 def tokens_per_batch() -> int:
@@ -447,13 +445,6 @@ def layer_choices(given: Sequence[str], layers: int) -> list[int]:
     """Source layers named by --layers; all of 0 .. L by default."""
     valid = [str(l) for l in range(layers + 1)]
     return [int(l) for l in choices("layers", given or valid, valid)]
-
-
-def say_ranks(solutions: Mapping[int, Solution]) -> None:
-    """Tells where a fit was not determined by its data."""
-    for layer, solution in solutions.items():
-        if int(solution.rank) < solution.weights.shape[0]:
-            say(f"layer {layer}: {solution.describe()}")
 
 
 def own_flags() -> dict[str, Any]:

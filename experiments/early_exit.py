@@ -43,6 +43,7 @@ from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate
+from jmat.studies.fitting import announce_ranks
 
 flags.adopt_module_key_flags(common)
 _CHECK_EVERY = flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> None:
     fit, held_out = job.capture(sites)
     streams, intercept = [fit[site] for site in sites], job.config["intercept"]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
-    common.say_ranks(solutions)
+    announce_ranks(job.subject, solutions)
     maps: dict[str, dict[int, Any]] = {
         "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
         "id": dict.fromkeys(range(L + 1), Identity()),

@@ -30,8 +30,10 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.runtime.files import save_atomically
+from jmat.studies.fitting import announce_ranks, read_sites
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import all_positions, check_top, format_peek, peek, peek_rows
+from jmat.studies.settings import Settings
 
 flags.adopt_module_key_flags(common)
 _SENTENCES = flags.DEFINE_multi_string(
@@ -110,17 +112,11 @@ def saved_maps(job: common.Job, folder: str, layers: list[int]) -> dict[int, Lin
 def fitted_maps(job: common.Job) -> dict[int, Linear]:
     """New maps from every layer to the final one."""
     sites = stream_sites(job.model.config.layers)
-    fit = capture(
-        job.model,
-        mask_positions(job.examples.fit, job.mask_token),
-        sites,
-        tokens_per_batch=common.tokens_per_batch(),
-        progress="capture fit",
-    )
+    fit = read_sites(job.subject, job.examples.fit, sites, job.options(Settings), "fit")
     maps, solutions = fit_jumps(
         [fit[site] for site in sites], targets="final", intercept=job.config["intercept"], progress="fit"
     )
-    common.say_ranks(solutions)
+    announce_ranks(job.subject, solutions)
     return {layer: linear for (layer, _), linear in maps.items()}
 
 

@@ -28,6 +28,7 @@ from jmat.models.sites import stream_sites
 from jmat.report.plots import plot_by_layer
 from jmat.report.tables import format_table
 from jmat.studies.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
+from jmat.studies.settings import Subject
 
 flags.adopt_module_key_flags(common)
 _LABELS = flags.DEFINE_string("labels", None, "Labelled texts, JSON lines; default: the class of the next token.")
@@ -97,7 +98,8 @@ def probe(
     job: common.Job, model: Any, examples: Examples, labels: Mapping[str, np.ndarray], mask_token: int | None
 ) -> list[dict[str, Any]]:
     """Returns the rows of one model."""
-    both = common.capture_both(model, examples, stream_sites(model.config.layers), mask_token)
+    subject = Subject(model, examples, mask_token=mask_token, say=cli.say)
+    both = common.capture_both(subject, stream_sites(model.config.layers))
     fit, held_out = (dict(enumerate(acts.values())) for acts in both)
     return probe_rows(
         fit,

@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from jmat.data.examples import Split
 from jmat.data.packing import best_fit, lay_out
+from jmat.runtime.shapes import rung
 
 # The shortest row that sentences share. What attention costs grows with the row, what padding costs shrinks.
 _SHORTEST_ROW = 64
@@ -178,20 +179,13 @@ def _plan(
     B = T = start = 0
     while (left := len(order) - start) > 0:
         if left > B:  # else: the rest fits into the last shape, which costs no more than a new one
-            T = min(_rung(int(sizes[order[start]]), multiple), max_length or 1 << 31)
+            T = min(rung(int(sizes[order[start]]), multiple), max_length or 1 << 31)
             B = max(tokens_per_batch // T // row_multiple, 1) * row_multiple
             if not plan:  # few sentences: no more rows than they need
                 B = min(B, -(-left // row_multiple) * row_multiple)
         plan.append((order[start : start + B], B, T))
         start += B
     return plan
-
-
-def _rung(length: int, multiple: int) -> int:
-    """The least of 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple` (four an octave) that holds the length."""
-    parts = -(-length // multiple)
-    step = 1 << max((parts - 1).bit_length() - 3, 0)
-    return multiple * -(-parts // step) * step
 
 
 def _example_table(split: Split) -> Int32[ndarray, "S P"]:

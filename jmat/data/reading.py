@@ -62,8 +62,6 @@ def every_token(inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | No
         fields = [np.asarray(field) for field in (inputs.tokens, inputs.segments)]
         rows = [row[segments == k] for row, segments in zip(*fields, strict=True) for k in np.unique(segments) if k]
     else:
-        if tokenizer is None:
-            raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
         rows = _token_rows(tokenizer, inputs, None)
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.concatenate(rows).astype(np.int32)
@@ -71,11 +69,21 @@ def every_token(inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | No
     return whole.with_examples(np.ones(len(tokens), bool))
 
 
-def _token_rows(tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None) -> list[Int32[ndarray, " _"]]:
-    """Returns the tokens of each text. Raises ValueError for texts that have none."""
+def check_texts(texts: Sequence[str], tokenizer: Tokenizer | None) -> Tokenizer:
+    """Returns the tokenizer. Raises ValueError for what is no list of texts, and for texts without a tokenizer."""
+    if tokenizer is None:
+        raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
     if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
         got = "one text" if isinstance(texts, str) else "no texts" if not len(texts) else "something that is no text"
         raise ValueError(f"expected a list of texts; got {got}.")
+    return tokenizer
+
+
+def _token_rows(
+    tokenizer: Tokenizer | None, texts: Sequence[str], max_length: int | None
+) -> list[Int32[ndarray, " _"]]:
+    """Returns the tokens of each text. Raises ValueError for texts that have none, and as `check_texts`."""
+    tokenizer = check_texts(texts, tokenizer)
     masked = getattr(tokenizer, "mask_token_id", None) is not None
     special = special_tokens(tokenizer, masked=masked)
     rows = token_ids(texts, tokenizer, max_length or _NO_LIMIT, special)

@@ -17,11 +17,9 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import save_atomically
-
-Row = Mapping[str, Any]
-
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the
 # markers also survive a black-and-white printer.

@@ -26,12 +26,11 @@ from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.maps.types import Linear
 from jmat.report.notes import format_notes
 from jmat.report.plots import save_figure
+from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import save_atomically
 from jmat.runtime.folders import discard_replaced
 from jmat.runtime.json_files import read_json_object
-
-Row = Mapping[str, Any]
 
 _MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")

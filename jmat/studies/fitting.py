@@ -115,7 +115,7 @@ def snapshots(
     """
     if settings.snapshot_folder is None or not settings.snapshot_every:
         return None
-    weights = model_hash(parameters(subject.model if model is None else model))
+    weights = subject.model_hash if model is None else model_hash(parameters(model))
     owner: dict[str, Any] = {"hash of the model's weights": weights}
     if hosts.count() > 1:
         name = f"{name}-{jax.process_index()}"

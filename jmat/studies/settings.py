@@ -1,6 +1,7 @@
 """Reads what every study is given: settings, examples, and the token that masks a position."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from jmat.capture.activations import check_examples
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples, fingerprint
+from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.maps.files import MapsInfo
 from jmat.maps.types import Linear
@@ -53,6 +55,11 @@ class Subject:
     mask_token: int | None = None
     say: Say | None = None
 
+    @functools.cached_property
+    def model_hash(self) -> str:
+        """Returns the fingerprint of the model's weights; they are read at the first use."""
+        return model_hash(parameters(self.model))
+
     def announce(self, message: str) -> None:
         """Prints a message, unless the study is quiet."""
         if self.say is not None:
@@ -88,20 +95,29 @@ def read_subject(
     """
     if needs_head and model.head is None:
         raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
-    mask_token = None if model.config.causal else getattr(tokenizer, "mask_token_id", None)
-    if not model.config.causal and mask_token is None:
-        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+    mask_token = mask_token_of(model, tokenizer)
     if not isinstance(examples, Examples):
         examples = _examples_of(examples, model, tokenizer, seed)
     check_examples(examples, model.config)
     return Subject(model, examples, tokenizer, mask_token, say)
 
 
+def mask_token_of(model: Transformer, tokenizer: Any) -> int | None:
+    """Returns the id that hides a position from a masked model; None for a causal one.
+
+    Raises:
+      ValueError: the model is a masked one, and there is no tokenizer with a mask token.
+    """
+    if model.config.causal:
+        return None
+    mask_token = getattr(tokenizer, "mask_token_id", None)
+    if mask_token is None:
+        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+    return mask_token
+
+
 def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:
-    if tokenizer is None:
-        raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"expected Examples, or a list of texts; got {type(texts).__name__}.")
+    check_texts(texts, tokenizer)
     distinct = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
     fit = round(_FIT_SHARE * len(distinct))
     if not 0 < fit < len(distinct):
@@ -132,13 +148,12 @@ def report(
       shown: `tables`, `figures`, `files` of `Results`.
     """
     model, fit, held_out = subject.model, subject.examples.fit, subject.examples.eval
-    weights = model_hash(parameters(model))
     text = {"source": "texts", "fit": fingerprint(fit), "eval": fingerprint(held_out)}
     info = None
     if maps is not None:
         info = MapsInfo(
             model=model.name,
-            model_hash=weights,
+            model_hash=subject.model_hash,
             protocol="",
             corpus=text["source"],
             n=fit.num_examples if n is None else n,
@@ -149,4 +164,4 @@ def report(
             jmat=package_version("jmat"),
         )
     config = {"model": model.name, **dataclasses.asdict(options)}
-    return Results(experiment, rows, config, weights, text, maps or {}, info, **shown)
+    return Results(experiment, rows, config, subject.model_hash, text, maps or {}, info, **shown)

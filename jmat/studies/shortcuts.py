@@ -20,6 +20,7 @@ from jmat.report.tables import Row, format_table
 from jmat.runtime.digests import model_hash
 from jmat.studies.evaluation import evaluate as compare
 from jmat.studies.evaluation import metric_rows
+from jmat.studies.settings import mask_token_of
 
 METRICS = ("precision@1", "surprisal", "kl", "perplexity")
 
@@ -80,12 +81,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def _reading(model: Transformer, inputs: Any, tokenizer: Any, seed: int) -> tuple[Split, Any]:
     """Returns the sentences with the positions to read, masked where the model is, and the tokens predicted there."""
-    if model.config.causal:
+    mask_token = mask_token_of(model, tokenizer)
+    if mask_token is None:
         split = every_token(inputs, tokenizer)
         return split, target_tokens(split, masked=False)
-    mask_token = getattr(tokenizer, "mask_token_id", None)
-    if mask_token is None:
-        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
     split = inputs
     if isinstance(inputs, Batch):
         raise ValueError("a masked model is evaluated on texts, or on a Split that says which positions to mask.")

@@ -112,8 +112,8 @@ CHANGES = [
     # --- fit and evaluation ---
     Change(
         "experiments/common.py",
-        'return capture_one(self.model, self.examples.eval, keep, self.mask_token, "eval")',
-        'return capture_one(self.model, self.examples.fit, keep, self.mask_token, "eval")',
+        'return read_sites(self.subject, self.examples.eval, keep, self.options(Settings), "eval")',
+        'return read_sites(self.subject, self.examples.fit, keep, self.options(Settings), "eval")',
         "layer_jump and r2 evaluate on the fit examples",
         "test_wiring_jumps.py test_experiments.py test_readme.py test_routes.py",
     ),

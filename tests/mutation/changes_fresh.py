@@ -370,7 +370,7 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "experiments/common.py",
+        "jmat/studies/fitting.py",
         "if int(solution.rank) < solution.weights.shape[0]:",
         "if int(solution.rank) < solution.n:",
         "ranks are held against the number of examples",

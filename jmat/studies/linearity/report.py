@@ -17,11 +17,10 @@ from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES
 from jmat.report.notes import DOES_NOT_VARY, estimate
 from jmat.report.plots import count_axis, draw, key, legend, line
+from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
 from jmat.studies.linearity.measure import Labels, Measured, PerToken
-
-Row = Mapping[str, Any]
 
 # What a step does to the stream, metric → how a figure says it.
 GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
