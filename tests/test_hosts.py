@@ -193,7 +193,7 @@ _MEETING = """
 import sys, time
 import numpy as np
 from experiments import cli
-from jmat import hosts
+from jmat.runtime import hosts
 
 port, me, alone, sys.argv[1:] = *sys.argv[1:4], []
 

@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 
 def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, config: ModelConfig) -> Reading:
-    """Collects one map's values over the layers 0 .. L (from `jmat.jumps.evaluate`)."""
+    """Collects one map's values over the layers 0 .. L (from `jmat.studies.evaluation.evaluate`)."""
     by_layer = [values[name, l] for l in range(config.layers + 1)]
     stack = {key: np.stack([v[key] for v in by_layer], axis=1) for key in by_layer[0]}
     confidence = {

@@ -116,7 +116,7 @@ def difference_rows(
 
 
 def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of `jmat.linearity.intrinsic`,
+    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of `jmat.studies.linearity.intrinsic`,
     or why there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
     `intrinsic_dimension_fit` by the linear fit, `intrinsic_dimension_public_code`.
     """

@@ -31,7 +31,7 @@ Stretch = tuple[int, int]  # the first block removed, and the first one after it
 class FfnPlus:
     """A feed-forward part whose hidden activations are read once more: `ffn(x) + extra(hidden(x))`."""
 
-    ffn: Any  # jmat.layers.FeedForward
+    ffn: Any  # jmat.models.layers.FeedForward
     extra: Linear
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
