@@ -24,7 +24,7 @@ _NOWHERE = 2**30  # a column past the end of any row
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a model runs on.
+    """Holds the checked inputs of a forward pass.
 
     Attributes:
       x: token ids [B, T], or a stream [B, T, D].

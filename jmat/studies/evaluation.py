@@ -46,7 +46,8 @@ def evaluate(
       progress: what the progress bar says; None shows none.
 
     Returns:
-      (map's name, source layer) → name → values: the metrics of `jmat.metrics.predictions.compare` and the confidences of
+      (map's name, source layer) → name → values: the metrics of
+      `jmat.metrics.predictions.compare` and the confidences of
       `jmat.metrics.predictions.confidences`.
     """
     mesh = local_mesh()
