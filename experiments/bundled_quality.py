@@ -37,15 +37,14 @@ from jmat.report.results import write_results
 from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
+from jmat.studies.settings import LARGEST_SEED
 from jmat.studies.tasks import Passage, check_causal, log_likelihoods
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
 _CORPUS = flags.DEFINE_string("corpus", "docs", "Corpus that both models were trained on.")
 _ORDER = flags.DEFINE_integer("order", 5, "Order of the n-gram.", lower_bound=1)
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Random seed of the tokens to predict and of continuations.", 0, cli.LARGEST_SEED
-)
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed of the tokens to predict and of continuations.", 0, LARGEST_SEED)
 _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.json.")
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."

@@ -21,7 +21,6 @@ from jmat.runtime.folders import OutputFolder, claim_output_folder
 from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 
 # JAX takes 32 bits of a seed: larger ones would repeat smaller ones.
-LARGEST_SEED = 2**32 - 1
 
 
 def say(message: str) -> None:

@@ -25,14 +25,15 @@ from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.maps.types import Linear
-from jmat.report.results import Results, package_version, write_results
+from jmat.report.results import Results, write_results
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
+from jmat.runtime.versions import package_version
 from jmat.studies.fitting import read_sites
-from jmat.studies.settings import Settings, Subject
+from jmat.studies.settings import LARGEST_SEED, Settings, Subject
 
 flags.DEFINE_string(
     "model",
@@ -60,7 +61,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
 flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
 flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, cli.LARGEST_SEED)
+flags.DEFINE_integer("seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, LARGEST_SEED)
 flags.DEFINE_enum(
     "protocol",
     "din2023",

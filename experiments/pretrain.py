@@ -46,6 +46,7 @@ from jmat.runtime import checkpoints, mesh, stopping
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_folder
 from jmat.runtime.folders import OutputFolder, check_output_folder, output_path
+from jmat.studies.settings import LARGEST_SEED
 from jmat.training import train as training
 from jmat.training.penalties import KINDS, Regularizer
 
@@ -75,7 +76,7 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
         "average_checkpoints", 1, "The model is the mean of the last so many checkpoints; it overfits less.",
         lower_bound=1),
     "seed": flags.DEFINE_integer(
-        "seed", 0, "Decides the initial weights, the order of the data and the masks.", 0, cli.LARGEST_SEED),
+        "seed", 0, "Decides the initial weights, the order of the data and the masks.", 0, LARGEST_SEED),
 }  # fmt: skip
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)

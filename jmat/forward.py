@@ -1,10 +1,9 @@
-"""The forward pass: any stretch of blocks, any site read, any site edited or replaced.
+"""Runs any stretch of a model's blocks, reading and changing sites on the way.
 
-One jitted program serves every block of a model (all have the same shapes), and `run` calls it in a Python loop: a
-sweep over layers compiles nothing new, and stopping early truly stops.
+One jitted program serves every block of a model (`jmat.models.stack`), and `run` calls it in a Python loop: a sweep
+over layers compiles nothing new, and stopping early truly stops.
 """
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,29 +13,31 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jmat.data.batches import Batch
+from jmat.data.encoding import Tokenizer
+from jmat.data.reading import encode, is_texts
 from jmat.models.attention import depends_on_block
 from jmat.models.edits import (
     At,
     Context,
     Edit,
-    IgnoresInput,
     NeedsContext,
     OfBlock,
-    apply_site,
     check_site,
     is_any_length,
     is_edit,
 )
+from jmat.models.family import Transformer, check_model
 from jmat.models.inputs import Inputs, Spans, cut, prepare
 from jmat.models.sites import Site, gather, is_reached, is_square, kept_names, named_sites
-from jmat.models.tap import BLOCK, Tap
-from jmat.runtime.mesh import gathered, settled
+from jmat.models.stack import final_norm, model_dtype, run_block, run_embed, unembed
+from jmat.models.tap import BLOCK
 
 
 def run(
-    model: Any,
-    inputs: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"] | Batch,
+    model: Transformer,
+    inputs: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"] | Batch | Sequence[str],
     *,
+    tokenizer: Tokenizer | None = None,
     keep: str | Iterable[str] = (),
     sites: Mapping[str, Site] | None = None,
     start: int = 0,
@@ -55,8 +56,9 @@ def run(
 
     Args:
       model: as `jmat.load` gives it.
-      inputs: token ids [B, T]; a `Batch`, which has its own segments and positions; or a residual stream [B, T, D] to
-        go on from (h_start).
+      inputs: texts; token ids [B, T]; a `Batch`, which has its own segments and positions; or a residual stream
+        [B, T, D] to go on from (h_start).
+      tokenizer: reads texts (`jmat.encode`).
       keep: the site or sites to return, `*` standing for part of a name; see `jmat.models.sites` for the names. Nothing
         else is kept in memory.
       sites: site name → an edit of the value that is computed (`Edit`, `Add`, `Scale`, `At`), or a callable pytree that
@@ -77,10 +79,12 @@ def run(
       order asked for.
 
     Raises:
-      ValueError: unknown site, a pattern that matches none, a site that is never reached, an edit or replacement that
-        is no callable pytree or returns another shape, token id outside the embedding, text longer than the positions,
-        `start`/`stop` out of range, inputs that do not fit `start`, positions outside a text.
+      ValueError: texts without a tokenizer, unknown site, a pattern that matches none, a site that is never reached, an
+        edit or replacement that is no callable pytree or returns another shape, token id outside the embedding, text
+        longer than the positions, `start`/`stop` out of range, inputs that do not fit `start`, positions outside a
+        text.
     """
+    check_model(model)
     config = model.config
     L = config.layers
     stop = L if stop is None else stop
@@ -96,9 +100,14 @@ def run(
     for name, site in sites.items():
         check_site(name, site)
     _check_reached([*keep, *sites], sites, start, stop, L)
+    if is_texts(inputs):
+        inputs = encode(tokenizer, inputs)
+    tokens: Any
     if isinstance(inputs, Batch):
         if mask is not None or segments is not None or positions is not None:
-            raise ValueError("a Batch has its own segments and positions: leave out mask, segments and positions.")
+            raise ValueError(
+                "texts and a Batch have their own segments and positions: leave out mask, segments and positions."
+            )
         tokens, segments, positions = inputs.tokens, inputs.segments, inputs.positions
     else:
         tokens = inputs
@@ -130,7 +139,7 @@ def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]
 
 
 def _run_stretch(
-    model: Any,
+    model: Transformer,
     given: Inputs,
     keep: tuple[str, ...],
     sites: Mapping[str, Site],
@@ -147,7 +156,7 @@ def _run_stretch(
             raise ValueError("site 'embed' is changed, but the inputs are a stream, which needs no embedding.")
         x = x.astype(model_dtype(model))
     else:
-        x = _run_embed(model, x, context, given.type_ids, sites.get("embed"))
+        x = run_embed(model, x, context, given.type_ids, sites.get("embed"))
     if "embed" in keep:
         kept["embed"] = gather(x, read_at)
     for i in range(start, stop):
@@ -158,13 +167,13 @@ def _run_stretch(
         local_sites |= {BLOCK: sites[name]} if name in sites else {}
         local_keep += [BLOCK] if name in keep else []
         # In one order, since what is kept is part of the program.
-        x, values = _run_block(model, i, x, context, local_sites, read_at, keep=tuple(sorted(local_keep)))
+        x, values = run_block(model, i, x, context, local_sites, read_at, keep=tuple(sorted(local_keep)))
         kept |= {name if part == BLOCK else inside + part: value for part, value in values.items()}
     return x, kept | _read_end(model, x, keep, sites, read_at)
 
 
 def logits(
-    model: Any, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
+    model: Transformer, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
 ) -> Float[Array, "*batch V"]:
     """Returns logits from a vector that stands in for the final stream h_L: `head(final_norm(x))`, in float32.
 
@@ -174,6 +183,7 @@ def logits(
     Raises:
       ValueError: the model has no head; x is no stream; `sites` are none of the model's.
     """
+    check_model(model)
     config = model.config
     sites = named_sites(sites or {}, config, 0, config.layers)
     for name, site in sites.items():
@@ -186,40 +196,20 @@ def logits(
 
 
 def enter(
-    model: Any, tokens: Int[Array | np.ndarray, "B T"], *, mask: Bool[Array | np.ndarray, "B T"] | None = None
+    model: Transformer, tokens: Int[Array | np.ndarray, "B T"], *, mask: Bool[Array | np.ndarray, "B T"] | None = None
 ) -> tuple[Float[Array, "B T D"], Context]:
     """Returns h_0, and what the blocks must know besides it: for loops over `advance`, which checks nothing again."""
     given, _ = prepare(model.config, tokens, 0, mask, None, None, None, pad_rows=False, pad_length=False)
-    return _run_embed(model, given.x, given.context, None, None), given.context
+    return run_embed(model, given.x, given.context, None, None), given.context
 
 
-def advance(model: Any, x: Float[Array, "B T D"], context: Context, start: int, stop: int) -> Float[Array, "B T D"]:
+def advance(
+    model: Transformer, x: Float[Array, "B T D"], context: Context, start: int, stop: int
+) -> Float[Array, "B T D"]:
     """Returns h_stop from h_start; nothing is read or changed."""
     for i in range(start, stop):
-        x, _ = _run_block(model, i, x, context, {}, None, keep=())
+        x, _ = run_block(model, i, x, context, {}, None, keep=())
     return x
-
-
-def final_norm(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
-    """Returns the stream as the head reads it: x itself for a model without final norm."""
-    return settled(_norm(model.final_norm, x, sites.get("final_norm")), _whole(model))
-
-
-def unembed(model: Any, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch V"]:
-    """Returns what the head alone makes of x. Raises ValueError if the model has none."""
-    site = sites.get("logits")
-    if model.head is None and (site is None or is_edit(site)):
-        raise ValueError(
-            f"this {model.config.family} checkpoint has no language-model head, so it makes no predictions; "
-            "load one saved with its head (for BERT: BertForMaskedLM)."
-        )
-    table, vocab_size = model.embed.tokens.table[...], model.config.vocab_size
-    return settled(_head(model.head, x, table, site, vocab_size=vocab_size), _whole(model))
-
-
-def model_dtype(model: Any) -> jnp.dtype:
-    """Returns the dtype of a model's parameters, and so of its stream."""
-    return model.embed.tokens.table.dtype
 
 
 def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int) -> None:
@@ -232,7 +222,7 @@ def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop
             raise ValueError(f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are run.")
 
 
-def _settle(name: str, site: Site, model: Any, spans: Spans) -> Site:
+def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
     """Returns a site with positions as columns of the rows, and with parts of the model bound to their own block.
 
     Raises ValueError for positions outside a text, and for a part of another model whose block would have to be known.
@@ -262,7 +252,7 @@ def _listed(read_at: Any) -> Any:
 
 
 def _read_end(
-    model: Any, x: jax.Array, keep: tuple[str, ...], sites: Mapping[str, Site], read_at: jax.Array | None
+    model: Transformer, x: jax.Array, keep: tuple[str, ...], sites: Mapping[str, Site], read_at: jax.Array | None
 ) -> dict[str, jax.Array]:
     """Returns the kept sites after the last block: at `read_at` alone, unless something is changed there.
 
@@ -280,78 +270,3 @@ def _read_end(
     kept |= {"final_norm": gather(normed, left)} if "final_norm" in keep else {}
     kept |= {"logits": gather(unembed(model, normed, sites), left)} if "logits" in keep else {}
     return kept
-
-
-# --- one program each -------------------------------------------------------------------------------------------------
-
-
-def _run_embed(model, tokens, context, type_ids, site):
-    whole, width = _whole(model), model.config.width
-    return settled(_embed(model.embed, tokens, context, type_ids, site, width=width, whole=whole), whole)
-
-
-def _run_block(model, i, x, context, sites, read_at, *, keep):
-    context, whole = context._replace(layer=np.int32(i)), _whole(model)
-    with _name_block(i):
-        return settled(_block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole)
-
-
-@contextlib.contextmanager
-def _name_block(i):
-    """One program serves all blocks, and its errors speak of `block.{i}`: puts the number in."""
-    try:
-        yield
-    except ValueError as error:
-        if "block.{i}" not in str(error):
-            raise
-        raise ValueError(str(error).replace("block.{i}", f"block.{i}")) from error
-
-
-def _whole(model):
-    """Returns where a sharded model's parameters come together; read off the token table, since all take long."""
-    return gathered(model.embed.tokens.table.get_raw_value())
-
-
-@jax.jit(static_argnames=("width", "whole"))
-def _embed(embed, tokens, context, type_ids, site, *, width, whole):
-    embed = _gather_parameters(embed, whole)
-
-    def compute():
-        with jax.named_scope("embed"):
-            return embed(tokens, context.positions, type_ids)
-
-    if site is None:
-        return compute()
-    dtype = embed.tokens.table.dtype
-    return apply_site("embed", site, compute, tokens, (*tokens.shape, width), dtype, context)
-
-
-@jax.jit(static_argnames=("keep", "whole"))
-def _block(block, x, context, sites, read_at, *, keep, whole):
-    block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at, context)
-    return tap(BLOCK, block, x, context, tap), tap.finish()
-
-
-def _gather_parameters(part, whole):
-    """Sharded parameters come together here, inside the program: they take no memory before or after."""
-    return part if whole is None else jax.lax.with_sharding_constraint(part, whole)
-
-
-@jax.jit
-def _norm(norm, x, site):
-    if site is None:
-        return norm(x)
-    return apply_site("final_norm", site, lambda: norm(x), x, x.shape, x.dtype, None)
-
-
-@jax.jit(static_argnames=("vocab_size",))
-def _head(head, x, table, site, *, vocab_size):
-    def compute():
-        with jax.named_scope("logits"):
-            return head(x, table)
-
-    if site is None:
-        return compute()
-    # What stands in for the head may know other words.
-    words = vocab_size if is_edit(site) or isinstance(site, IgnoresInput) else None
-    return apply_site("logits", site, compute, x, (*x.shape[:-1], words), jnp.float32, None)

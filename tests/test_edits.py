@@ -318,3 +318,8 @@ def test_positions_on_a_device_are_not_checked_and_never_reach_padding(gpt2):
     kept = values(gpt2, "block.1", {"block.1": At(jnp.array([4, 5, -5, -9]), Add(7.0))})["block.1"]
     changed = np.abs(kept - plain).max(-1) > 1
     assert np.argwhere(changed).tolist() == [[0, 4]]
+
+
+def test_an_edit_returns_floats(gpt2):
+    with pytest.raises(ValueError, match=r"edit for site 'block\.1' returned bool; expected floats"):
+        jmat.run(gpt2, np.zeros((1, 4), int), sites={"block.1": jmat.Edit(lambda y: y > 0)})

@@ -10,8 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import jmat
-from jmat import forward
-from jmat.models import attention, rotary
+from jmat.models import attention, rotary, stack
 from jmat.models.config import Rotary
 from tests import families, hf
 from tests.families import BY_NAME, config_of
@@ -150,9 +149,9 @@ def test_windows_by_config():
 
 def test_blocks_with_different_windows_share_one_program():
     model = hf.ours(families.gpt_neo("traced", hidden_size=36))
-    before = forward._block._cache_size()
+    before = stack._block._cache_size()
     jmat.run(model, np.full((1, 8), 3, np.int32))
-    assert forward._block._cache_size() == before + 1
+    assert stack._block._cache_size() == before + 1
 
 
 # --- wiring -----------------------------------------------------------------------------------------------------------

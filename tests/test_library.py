@@ -1,6 +1,7 @@
 """The library as a researcher calls it: each call against what it stands for, computed directly."""
 
 import doctest
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ import jmat
 import jmat.data.reading
 import jmat.maps.fit
 from jmat.data.examples import mask_positions
+from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
+from jmat.models.family import check_model
 from jmat.report.results import read_results
 from jmat.studies import layer_jump
 from tests.inside import text
@@ -48,11 +51,23 @@ def test_texts_become_one_row_each(loaded, texts):
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [("one text", "got one text"), ([], "got no texts"), (["a", ""], r"text 1 has no tokens \(''\)")],
+    [
+        ("one text", "got one text"),
+        ([], "got no texts"),
+        (["a", ""], r"text 1 has no tokens \(''\)"),
+    ],
 )
 def test_what_is_no_list_of_texts_is_said(loaded, texts, message):
     with pytest.raises(ValueError, match=message):
         jmat.encode(loaded[1], texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"), [(["a", 3], "a list that holds an object of type int"), (7, "an object of type int")]
+)
+def test_what_is_no_text_is_said(loaded, texts, message):
+    with pytest.raises(ValueError, match=f"expected a list of texts; got {message}"):
+        check_texts(texts, loaded[1])
 
 
 def test_capture_reads_every_token_in_order(loaded, texts):
@@ -81,6 +96,46 @@ def test_capture_says_what_it_does_not_read(loaded, texts):
         jmat.capture(loaded[0], texts, "block.9", tokenizer=loaded[1])
 
 
+def test_run_reads_texts(loaded, texts):
+    model, tokenizer = loaded
+    x, kept = jmat.run(model, texts[:3], tokenizer=tokenizer, keep="block.1")
+    batch = jmat.encode(tokenizer, texts[:3])
+    expected, kept_of_batch = jmat.run(model, batch.tokens, segments=batch.segments, keep="block.1")
+    real = batch.segments > 0
+    np.testing.assert_array_equal(x[real], expected[real])
+    np.testing.assert_array_equal(kept["block.1"][real], kept_of_batch["block.1"][real])
+    with pytest.raises(ValueError, match="texts need a tokenizer"):
+        jmat.run(model, texts[:3])
+    with pytest.raises(ValueError, match="expected a list of texts; got one text"):
+        jmat.run(model, texts[0], tokenizer=tokenizer)
+
+
+def test_what_is_no_model_is_said(loaded):
+    with pytest.raises(ValueError, match="model is of type tuple; expected a Transformer"):
+        check_model(loaded)
+
+
+def test_every_public_call_checks_its_model(loaded, texts, monkeypatch):
+    model, tokenizer = loaded
+    batch = jmat.encode(tokenizer, texts[:2])
+    calls = {
+        "jmat.forward": lambda: jmat.run(model, batch),
+        "jmat.capture.activations": lambda: jmat.capture(model, batch, "block.1"),
+        "jmat.maps.fit": lambda: jmat.fit_map(model, batch, 1, 2),
+        "jmat.studies.shortcuts": lambda: jmat.evaluate(model, batch, {"id": jmat.Shortcut(1, 2, jmat.Identity())}),
+        "jmat.studies.settings": lambda: layer_jump.run(model, texts, tokenizer=tokenizer),
+    }
+
+    def refuse(model):
+        raise ZeroDivisionError
+
+    for name, call in calls.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(importlib.import_module(name), "check_model", refuse)
+            with pytest.raises(ZeroDivisionError):
+                call()
+
+
 def test_streams_and_sites_are_named_by_layer(loaded):
     assert jmat.streams(loaded[0]) == ("embed", "block.0", "block.1", "block.2", "block.3")
     assert {*jmat.streams(loaded[0]), "block.3.attn.pattern", "logits"} < set(jmat.sites(loaded[0]))
@@ -98,6 +153,33 @@ def test_a_fit_is_least_squares_of_every_token(loaded, texts, intercept):
     assert str(fit).startswith(f"Linear map from block.0 to block.2.attn: full rank 64 from {len(X)} examples")
     with pytest.raises(ValueError, match=r"layer 5 is not one of 0 \.\. 4"):
         jmat.fit_map(model, texts, 1, 5, tokenizer=tokenizer)
+
+
+def test_a_masked_model_is_fitted_under_its_mask_or_on_every_token(texts):
+    model, tokenizer = jmat.load(REFERENCE / "bert")
+    size = {"max_length": model.config.num_positions, "masked": True, "seed": 3}
+    split = make_examples(texts, texts, tokenizer, protocol="jmat", **size).eval
+    masked = mask_positions(split, tokenizer.mask_token_id)
+    fit = jmat.fit_map(model, texts, 1, 3, tokenizer=tokenizer, seed=3)
+    every = jmat.fit_map(model, texts, 1, 3, tokenizer=tokenizer, tokens="all")
+    for found, inputs in ((fit, masked), (every, jmat.encode(tokenizer, texts))):
+        acts = jmat.capture(model, inputs, ("block.0", "block.2"))
+        X, Y = (acts[site].astype(np.float64) for site in ("block.0", "block.2"))
+        expected = X @ np.linalg.lstsq(X, Y, rcond=1e-6)[0]
+        np.testing.assert_allclose(found.map(acts["block.0"]), expected, atol=1e-3 * np.abs(Y).max())
+    assert (fit.solution.n, every.solution.n) == (len(texts), sum(map(len, tokens_of(tokenizer, texts))))
+    with pytest.raises(ValueError, match="tokens='some': expected one of predicted, all"):
+        jmat.fit_map(model, texts, 1, 3, tokenizer=tokenizer, tokens="some")
+    with pytest.raises(ValueError, match="a masked model predicts under a mask: give texts, or a Split"):
+        jmat.fit_map(model, jmat.encode(tokenizer, texts), 1, 3, tokenizer=tokenizer)
+
+
+def test_a_fit_needs_a_vector_at_each_token(loaded, texts):
+    for site in ("block.1.attn.q", "block.1.attn.pattern"):
+        with pytest.raises(ValueError, match=rf"site '{site}' has more than a vector at each token; .*attn\.head\.0'"):
+            jmat.fit_map(loaded[0], texts, site, 2, tokenizer=loaded[1])
+    with pytest.raises(ValueError, match=r"unknown site 'block\.1\.fn'. Did you mean 'block\.1\.ffn'"):
+        jmat.fit_map(loaded[0], texts, 1, "block.1.fn", tokenizer=loaded[1])
 
 
 def test_a_shortcut_stands_for_its_blocks(loaded, texts):
@@ -139,6 +221,10 @@ def test_evaluate_compares_with_the_whole_model(loaded, texts):
     assert "precision@1" in results.table()
     with pytest.raises(ValueError, match="shortcut 'far' leads to layer 9; the last one is 4"):
         jmat.evaluate(model, texts, {"far": jmat.Shortcut(1, 9, linear)}, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="for each name; there are none"):
+        jmat.evaluate(model, texts, {}, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=r"unknown site 'block\.4': the model has the blocks 0 \.\. 3"):
+        jmat.run(model, texts, tokenizer=tokenizer, sites=jmat.Shortcut(1, 9, linear))
 
 
 def test_a_masked_model_is_evaluated_under_its_mask(texts):
@@ -208,3 +294,21 @@ def test_names_are_public():
     assert jmat.__version__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         jmat.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": -1}, "seed=-1: expected a whole number from 0 to 4294967295"),
+        ({"seed": 2**32}, "seed=4294967296: expected"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch=0: expected a whole number of at least 1"),
+        ({"route": "disk"}, "route='disk': expected one of auto, memory, streaming"),
+        ({"fit_tokens": "some"}, "fit_tokens='some': expected one of sampled, all"),
+        ({"protocol": "mine"}, "protocol='mine': expected one of din2023, jmat"),
+        ({"skip_first": -1}, "skip_first=-1: expected"),
+        ({"targets": "last"}, "targets='last': expected one of final, all"),
+    ],
+)
+def test_a_setting_that_is_not_valid_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        layer_jump.Options(**wrong)

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 import jmat
-from jmat import forward
 from jmat.checkpoint import parameters, with_parameters
 from jmat.data.examples import Split
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo, read_maps
+from jmat.models import stack
 from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
 from jmat.studies.linearity.measure import stored_linearity
@@ -429,10 +429,10 @@ def test_a_sweep_compiles_nothing_new(whole, text):
     for stretch in ((0, 2), (1, 2), (2, 4), (3, 4)):
         if stretch == (2, 4):
             compiled.clear()
-            programs = forward._block._cache_size()
+            programs = stack._block._cache_size()
         distil(whole.model, split, {stretch: linear}, steps=2, kl_weight=0.1)
         compare_on_text(whole.model, text, {0: stand_ins(whole.model, "map", range(*stretch), {stretch: linear})})
-    assert forward._block._cache_size() == programs
+    assert stack._block._cache_size() == programs
     assert not compiled
 
 

@@ -11,6 +11,7 @@ from jmat.capture.activations import capture
 from jmat.capture.stream import stream_moments
 from jmat.forward import logits
 from jmat.maps.types import Identity
+from jmat.models import stack
 from jmat.runtime.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
 from jmat.studies.evaluation import evaluate
 from tests import hf
@@ -62,7 +63,7 @@ def test_blocks_gather_their_parameters_inside_the_program(gpt2):
     sharded = shard_parameters(data_mesh(), gpt2)
     block, x = sharded.blocks[0], np.zeros((4, 8, 64), np.float32)
     context = forward.enter(gpt2, np.zeros((4, 8), np.int32))[1]
-    lowered = forward._block.lower(block, x, context, {}, None, keep=(), whole=forward._whole(sharded))
+    lowered = stack._block.lower(block, x, context, {}, None, keep=(), whole=stack._whole(sharded))
     assert "all-gather" in lowered.compile().as_text()
     jmat.run(sharded, np.zeros((4, 8), np.int32))
     assert gathered(jax.tree.leaves(block)[0]) is not None  # the model itself stays split

@@ -10,7 +10,7 @@ import pytest
 import jmat
 from jmat import Identity, Linear, Scale, Zero
 from jmat.models.edits import check_site
-from jmat.models.sites import readable, replaceable
+from jmat.models.sites import readable, replaceable, width
 from tests import hf
 from tests.families import BY_NAME
 
@@ -180,6 +180,14 @@ def test_sites_inside_attention_and_feed_forward_make_up_their_parts(gpt2, bert)
         close(ffn.down(at["ffn.hidden"]), at["ffn"])
 
 
+def test_widths_are_of_vectors(gpt2):
+    widths = {"embed": 16, "block.0.attn.head.1": 4, "block.1.ffn.hidden": 64, "logits": 37, "block.0.ffn.in": 16}
+    assert {site: width(site, gpt2.config) for site in widths} == widths
+    for site in ("block.0.attn.q", "block.0.attn.pattern"):
+        with pytest.raises(ValueError, match=f"{site}' has more than a vector at each token; .*'block.0.attn.head.0'"):
+            width(site, gpt2.config)
+
+
 def test_no_edit_of_scores_lets_a_token_look_where_it_may_not(gpt2):
     mask = np.array([[True] * 4 + [False] * 2, [False] * 2 + [True] * 4])
     name = "block.1.attn.pattern"
@@ -249,7 +257,7 @@ def kept_stream(model):
             {"sites": {"block.*.attn": zero(16), "*.1.attn": zero(16)}},
             r"'\*.1.attn' and 'block.\*.attn' both match 'block.1",
         ),
-        ({"keep": ("block.3.attn",)}, r"unknown site 'block.3.attn'.*i = 0..2, h = 0..3"),
+        ({"keep": ("block.3.attn",)}, r"unknown site 'block.3.attn': the model has the blocks 0 .. 2"),
         ({"keep": ("block.-1",)}, r"unknown site 'block.-1'"),
         ({"keep": ("block.0.attn.head.4",)}, r"unknown site 'block.0.attn.head.4'"),
         ({"sites": {"blocks.0.ffn": zero(16)}}, r"unknown site 'blocks.0.ffn'"),

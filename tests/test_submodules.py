@@ -8,6 +8,7 @@ from jmat import forward, models
 from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split
 from jmat.maps.types import Identity, Linear, Zero
+from jmat.models import stack
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import resamples
@@ -167,12 +168,12 @@ def test_programs_do_not_grow_with_depth():
         model, split = tiny(layers), sentences(30)
         acts = capture(model, split, (*stream_sites(layers), *part_sites(SUBMODULES, range(layers))))
         maps = fit_parts(acts, blocks=range(layers))
-        forward._block.clear_cache()
+        stack._block.clear_cache()
         plans = {}
         for name in ABLATIONS:
             plans |= plan(name, maps, range(layers + 1))
         ablate(model, split, plans)
-        counts.append(forward._block._cache_size())
+        counts.append(stack._block._cache_size())
     assert counts[0] == counts[1] > 0
 
 

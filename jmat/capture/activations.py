@@ -15,7 +15,7 @@ from jmat.data.examples import Examples, Split, check_tokens
 from jmat.data.reading import every_token
 from jmat.forward import run
 from jmat.models.config import ModelConfig
-from jmat.models.family import Transformer
+from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site, is_square, kept_names
 from jmat.runtime.mesh import local_mesh, place, replicate, usual_batch
 
@@ -71,6 +71,7 @@ def capture(
       ValueError: a token id outside the embedding, a sentence longer than the positions, NaN or infinity in what was
         read.
     """
+    check_model(model)
     split, last = every_token(inputs, tokenizer), model.config.layers if stop is None else stop
     check_tokens(split.tokens, model.config.vocab_size)
     keep = kept_names(keep, model.config, 0, last)

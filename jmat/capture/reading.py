@@ -1,11 +1,51 @@
-"""The batches that a model reads: at the positions of examples, or whole sentences with their predictions."""
+"""Chooses where a model is read, and makes the batches: at the positions of examples, or whole sentences."""
+
+from collections.abc import Sequence
 
 from jmat.data.batches import Batch, packed, padded_batches
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split
+from jmat.data.reading import check_texts, every_token
+from jmat.data.sampling import make_examples
 from jmat.data.text import Text
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 
 _LOGITS = 1 << 24  # scores held at once, for one model: 64 MB
+
+
+def mask_token_of(model: Transformer, tokenizer: Tokenizer | None) -> int | None:
+    """Returns the id that hides a position from a masked model; None for a causal one.
+
+    Raises:
+      ValueError: the model is a masked one, and there is no tokenizer with a mask token.
+    """
+    if model.config.causal:
+        return None
+    mask_token = getattr(tokenizer, "mask_token_id", None)
+    if mask_token is None:
+        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+    return mask_token
+
+
+def predictions_in(
+    model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, *, seed: int
+) -> Split:
+    """Returns the sentences, unmasked, whose examples are the positions at which the model predicts.
+
+    A causal model predicts at every token. A masked one predicts at one position of each text, drawn
+    by `seed`; `jmat.data.examples.mask_positions` masks it. A `Split` is returned as it is.
+
+    Raises:
+      ValueError: as `every_token`; a batch for a masked model.
+    """
+    if model.config.causal or isinstance(inputs, Split):
+        return every_token(inputs, tokenizer)
+    if isinstance(inputs, Batch):
+        raise ValueError("a masked model predicts under a mask: give texts, or a Split that says which positions.")
+    check_texts(inputs, tokenizer)
+    size = model.config.num_positions
+    return make_examples(inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed).eval
 
 
 def reading_batches(

@@ -1,6 +1,7 @@
 """Turns texts into what a model reads: a padded `Batch`, or a `Split` in which every token is read."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 from jaxtyping import Int32
@@ -14,7 +15,7 @@ from jmat.data.examples import Split
 _NO_LIMIT = 1 << 20  # tokens
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int | None = None) -> Batch:
+def encode(tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int | None = None) -> Batch:
     """Turns texts into a batch: one text a row, padded on the right to the longest.
 
     Special tokens stand where the tokenizer puts them: around a text for a masked model, and in
@@ -69,12 +70,23 @@ def every_token(inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | No
     return whole.with_examples(np.ones(len(tokens), bool))
 
 
-def check_texts(texts: Sequence[str], tokenizer: Tokenizer | None) -> Tokenizer:
+def is_texts(inputs: object) -> TypeGuard[Sequence[str]]:
+    """Returns whether inputs of a model are texts, or one of several is."""
+    if isinstance(inputs, list | tuple) and not isinstance(inputs, Batch):
+        return any(isinstance(each, str) for each in inputs)
+    return isinstance(inputs, str)
+
+
+def check_texts(texts: object, tokenizer: Tokenizer | None) -> Tokenizer:
     """Returns the tokenizer. Raises ValueError for what is no list of texts, and for texts without a tokenizer."""
     if tokenizer is None:
         raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
-    if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
-        got = "one text" if isinstance(texts, str) else "no texts" if not len(texts) else "something that is no text"
+    if isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
+        got = "one text" if isinstance(texts, str) else f"an object of type {type(texts).__name__}"
+        raise ValueError(f"expected a list of texts; got {got}.")
+    others = sorted({type(text).__name__ for text in texts if not isinstance(text, str)})
+    if others or not len(texts):
+        got = f"a list that holds an object of type {others[0]}" if others else "no texts"
         raise ValueError(f"expected a list of texts; got {got}.")
     return tokenizer
 

@@ -4,13 +4,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from jmat.capture.activations import capture
+from jmat.capture.reading import mask_token_of, predictions_in
 from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
+from jmat.data.reading import every_token
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Linear
-from jmat.models.family import Transformer
-from jmat.models.sites import stream_sites
+from jmat.models.family import Transformer, check_model
+from jmat.models.sites import check_names, stream_sites, width
+from jmat.runtime.checks import check_choice
+
+TOKENS = ("predicted", "all")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +45,8 @@ def fit_map(
     target: int | str,
     *,
     tokenizer: Tokenizer | None = None,
+    tokens: str = "predicted",
+    seed: int = 0,
     intercept: bool = False,
     progress: str | None = None,
 ) -> Fit:
@@ -47,16 +54,21 @@ def fit_map(
 
     Args:
       model: as `jmat.load` returns it.
-      inputs: texts or a batch, of which every token is fitted on; or a `Split`, of which the
-        examples are. Expect to need several times as many tokens as the model is wide.
+      inputs: texts, a batch, or a `Split` with the positions to fit on. Expect to need several
+        times as many positions as the model is wide.
       source: layer number l for the stream h_l (0: the embedding), or the name of a site.
       target: likewise; L is the last layer.
-      tokenizer: reads texts.
+      tokenizer: reads texts; masked models need it.
+      tokens: which tokens of texts are fitted on. `predicted`: those at which the model predicts,
+        as in `jmat.evaluate`: every token for a causal model; for a masked one, one of each text
+        under its mask, drawn by `seed`. `all`: every token, unmasked.
+      seed: draws the masked positions.
       intercept: fit `y = x @ W + b` instead of `y = x @ W`.
       progress: label of the progress bar; by default none is shown.
 
     Raises:
-      ValueError: a layer or site that the model does not have; as `jmat.capture`.
+      ValueError: a layer or site that the model does not have, or a site such as `attn.q` that has more
+        than a vector at a token; as `jmat.capture`.
 
     Example:
       >>> import jmat
@@ -65,15 +77,30 @@ def fit_map(
       >>> fit = jmat.fit_map(model, texts, source=1, target=8, tokenizer=tokenizer)
       >>> x, _ = jmat.run(model, jmat.encode(tokenizer, texts[:2]), sites=jmat.Shortcut(1, 8, fit.map))
     """
+    check_model(model)
     sites = [_site(name, model) for name in (source, target)]
-    acts = capture(model, inputs, dict.fromkeys(sites), tokenizer=tokenizer, progress=progress)
+    for site in sites:
+        width(site, model.config)
+    split = _positions(model, inputs, tokenizer, tokens, seed)
+    acts = capture(model, split, dict.fromkeys(sites), progress=progress)
     solution = lstsq(acts[sites[0]], acts[sites[1]], intercept=intercept)
     return Fit(Linear(solution.weights, solution.bias), solution, *sites)
+
+
+def _positions(
+    model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, tokens: str, seed: int
+) -> Split:
+    """Returns the sentences with the positions to fit on, masked where the model predicts under a mask."""
+    check_choice("tokens", tokens, TOKENS)
+    if tokens == "all":
+        return every_token(inputs, tokenizer)
+    return mask_positions(predictions_in(model, inputs, tokenizer, seed=seed), mask_token_of(model, tokenizer))
 
 
 def _site(name: int | str, model: Transformer) -> str:
     """Returns the site of a layer, or the name itself."""
     if isinstance(name, str):
+        check_names([name], model.config, replace=False)
         return name
     if not 0 <= name <= model.config.layers:
         raise ValueError(f"layer {name} is not one of 0 .. {model.config.layers}, the layers of this model.")

@@ -8,8 +8,8 @@ from jmat.maps.files import MapsInfo, read_maps
 from jmat.maps.files import save_maps as write_maps
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer
-from jmat.report.results import package_version
 from jmat.runtime.digests import model_hash
+from jmat.runtime.versions import package_version
 
 
 class Maps(dict[str, Linear]):
@@ -44,9 +44,13 @@ def save_maps(
       corpus: name of the text.
 
     Raises:
-      ValueError: neither `model` nor `info` is given.
+      ValueError: neither `model` nor `info` is given; there are no maps, or something else.
       OSError: the files cannot be written.
     """
+    if wrong := [name for name, linear in maps.items() if not isinstance(linear, Linear)]:
+        raise ValueError(f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected jmat.Linear.")
+    if not maps:
+        raise ValueError("there are no maps to save.")
     if info is None:
         if model is None:
             raise ValueError("save_maps needs the model that the maps were fitted on: give model=.")

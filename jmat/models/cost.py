@@ -15,6 +15,7 @@ from flax import nnx
 from jmat.models import build
 from jmat.models.config import ModelConfig
 from jmat.models.flops import block_flops
+from jmat.runtime.checks import check_choice
 
 TARGETS = ("final", "all")
 
@@ -118,8 +119,7 @@ def capture_flops(config: ModelConfig, tokens: float | int, context: float | int
 
 def pair_count(config: ModelConfig, targets: str) -> int:
     """Maps: L to the final layer, L(L + 1)/2 between all. Raises ValueError for targets of another name."""
-    if targets not in TARGETS:
-        raise ValueError(f"targets={targets!r}: expected one of {', '.join(TARGETS)}.")
+    check_choice("targets", targets, TARGETS)
     L = config.layers
     return L if targets == "final" else L * (L + 1) // 2
 

@@ -276,7 +276,7 @@ def _change(site: Any, y: Any, x: jax.Array, shape: tuple[Any, ...], context: Co
 
 
 def _checked(name: str, site: Site, value: Any, shape: tuple[int | None, ...], x: jax.Array) -> jax.Array:
-    """Returns the value. Raises ValueError if its shape is not that of the part's output (None: of any size)."""
+    """Returns the value. Raises ValueError for no floats, or another shape than the output's (None: any size)."""
     found = np.shape(value)
     expected = tuple(found[-1] if size is None and found else size for size in shape)
     if found != expected:
@@ -284,7 +284,10 @@ def _checked(name: str, site: Site, value: Any, shape: tuple[int | None, ...], x
             f"the {_role(site)} for site {name!r} returned shape {found} for an input of {x.shape}; expected "
             f"{expected}."
         )
-    return jnp.asarray(value)
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(f"the {_role(site)} for site {name!r} returned {value.dtype}; expected floats.")
+    return value
 
 
 def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueError:

@@ -41,6 +41,13 @@ class Transformer(nnx.Module):
     __str__ = __repr__
 
 
+def check_model(model: object) -> None:
+    """Raises ValueError for what is no model."""
+    if not isinstance(model, Transformer):
+        hint = "jmat.load returns a model and its tokenizer: model, tokenizer = jmat.load(name)"
+        raise ValueError(f"model is of type {type(model).__name__}; expected a Transformer ({hint}).")
+
+
 Shape = tuple[int, ...]
 
 

@@ -58,6 +58,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 
 SUBMODULES = ("ln_1", "attn", "ln_2", "ffn")
 _INSIDE = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern", "attn.z", "ffn.hidden")
@@ -106,8 +107,14 @@ def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tu
 
 
 def width(site: str, config: ModelConfig) -> int:
-    """Returns the last axis of a site's values: D, V of `logits`, F of `ffn.hidden`, K of a head and of queries."""
-    return place_shape(site, config)[-1]
+    """Returns the length of a site's vectors: D, V of `logits`, F of `ffn.hidden`, K of a head.
+
+    Raises ValueError for a site that has more than a vector at a token, such as `attn.q`.
+    """
+    if is_square(site) or len(place_shape(site, config)) > 1:
+        head = site.rpartition(".")[0] + ".head.0"
+        raise ValueError(f"site {site!r} has more than a vector at each token; expected one such as {head!r}.")
+    return place_shape(site, config)[0]
 
 
 def is_square(site: str) -> bool:
@@ -133,6 +140,9 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
                 f"there, or {name[:-4]!r}, the whole block, instead."
             )
         raise ValueError(f"site {name!r} is an input: it can be kept, not replaced; replace {name[:-3]!r} instead.")
+    block, number, *_ = [*str(name).split("."), ""]
+    if block == "block" and number.isdecimal() and int(number) >= L:
+        raise ValueError(f"unknown site {name!r}: the model has the blocks 0 .. {L - 1}.")
     near = difflib.get_close_matches(str(name), valid, n=3)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     parts = ", ".join(f"block.{{i}}.{part}" for part in (_CHANGEABLE if replace else _READABLE))
@@ -229,7 +239,7 @@ def stream_sites(layers: int) -> tuple[str, ...]:
     return ("embed", *(f"block.{i}" for i in range(layers)))
 
 
-def streams(model: Any) -> tuple[str, ...]:
+def streams(model: Transformer) -> tuple[str, ...]:
     """Returns the sites of h_0 .. h_L by layer: the embedding, then the stream after each block.
 
     `streams(model)[l]` is the site of layer l; layer 3 is `block.2`.
@@ -237,6 +247,6 @@ def streams(model: Any) -> tuple[str, ...]:
     return stream_sites(model.config.layers)
 
 
-def sites(model: Any) -> tuple[str, ...]:
+def sites(model: Transformer) -> tuple[str, ...]:
     """Returns all names that `keep=` takes for a model, in the order of computation."""
     return tuple(readable(model.config.layers, model.config.heads))

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import html
-import importlib.metadata
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import save_atomically
 from jmat.runtime.folders import discard_replaced
 from jmat.runtime.json_files import read_json_object
+from jmat.runtime.versions import package_version
 
 _MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
@@ -222,14 +222,6 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "devices": [f"{count} x {kind}" for kind, count in devices.items()],
     }
-
-
-def package_version(package: str) -> str:
-    """Returns the version of an installed package, or "not installed"."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _cpu() -> str:

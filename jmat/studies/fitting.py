@@ -17,7 +17,7 @@ from jmat.capture.stream import all_positions, packed_batches, sampled_positions
 from jmat.checkpoint import parameters
 from jmat.data.batches import Batch
 from jmat.data.examples import Split, mask_positions
-from jmat.data.sampling import skipped_tokens
+from jmat.data.sampling import PROTOCOLS, skipped_tokens
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.maps.least_squares import Solution
 from jmat.maps.types import Linear
@@ -25,6 +25,7 @@ from jmat.models.cost import statistics_bytes
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
+from jmat.runtime.checks import check_choice, check_whole
 from jmat.runtime.digests import model_hash
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.routes import choose_route, memory_of_activations
@@ -53,6 +54,13 @@ class ReadingSettings(Settings):
     snapshot_folder: pathlib.Path | None = None
     snapshot_every: float = 300.0
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is not valid."""
+        super().__post_init__()
+        check_choice("protocol", self.protocol, PROTOCOLS)
+        if self.skip_first is not None:
+            check_whole("skip_first", self.skip_first, 0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitSettings(ReadingSettings):
@@ -65,6 +73,12 @@ class FitSettings(ReadingSettings):
 
     fit_tokens: str = "sampled"
     route: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is not valid."""
+        super().__post_init__()
+        check_choice("fit_tokens", self.fit_tokens, TOKENS)
+        check_choice("route", self.route, ROUTES)
 
 
 def as_read(subject: Subject, split: Split, tokens: str) -> Split:

@@ -13,19 +13,20 @@ from matplotlib.figure import Figure
 from jmat.data.examples import Examples
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
+from jmat.models.cost import TARGETS
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
+from jmat.runtime.checks import check_choice
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.fitting import FitSettings, fit_layers, read_sites
 from jmat.studies.settings import Say, read_subject, report
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 FIGURE = "layer_jump.png"
-TARGETS = ("all", "final")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,11 @@ class Options(FitSettings):
     """
 
     targets: str = "all"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is not valid."""
+        super().__post_init__()
+        check_choice("targets", self.targets, TARGETS)
 
 
 def run(

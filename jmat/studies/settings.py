@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jmat.capture.activations import check_examples
+from jmat.capture.reading import mask_token_of
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples, fingerprint
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.maps.files import MapsInfo
 from jmat.maps.types import Linear
-from jmat.models.family import Transformer
-from jmat.report.results import Results, package_version
+from jmat.models.family import Transformer, check_model
+from jmat.report.results import Results
+from jmat.runtime.checks import check_whole
 from jmat.runtime.digests import model_hash
+from jmat.runtime.versions import package_version
 
 Say = Callable[[str], object]  # prints one line about the work that begins
 
+LARGEST_SEED = 2**32 - 1
 _FIT_SHARE = 0.75  # of texts that are not divided yet
 
 
@@ -35,6 +39,12 @@ class Settings:
     seed: int = 0
     intercept: bool = False
     tokens_per_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is out of range."""
+        check_whole("seed", self.seed, 0, LARGEST_SEED)
+        if self.tokens_per_batch is not None:
+            check_whole("tokens_per_batch", self.tokens_per_batch, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +103,7 @@ def read_subject(
       ValueError: the model has no head, or no mask token; texts without a tokenizer, or too few of
         them; tokens that the model does not have.
     """
+    check_model(model)
     if needs_head and model.head is None:
         raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
     mask_token = mask_token_of(model, tokenizer)
@@ -100,20 +111,6 @@ def read_subject(
         examples = _examples_of(examples, model, tokenizer, seed)
     check_examples(examples, model.config)
     return Subject(model, examples, tokenizer, mask_token, say)
-
-
-def mask_token_of(model: Transformer, tokenizer: Any) -> int | None:
-    """Returns the id that hides a position from a masked model; None for a causal one.
-
-    Raises:
-      ValueError: the model is a masked one, and there is no tokenizer with a mask token.
-    """
-    if model.config.causal:
-        return None
-    mask_token = getattr(tokenizer, "mask_token_id", None)
-    if mask_token is None:
-        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
-    return mask_token
 
 
 def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jmat.capture.activations import capture
+from jmat.capture.reading import mask_token_of, predictions_in
 from jmat.checkpoint import parameters
 from jmat.data.batches import Batch
 from jmat.data.examples import Split, fingerprint, mask_positions, target_tokens
-from jmat.data.reading import every_token
-from jmat.data.sampling import make_examples
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
-from jmat.models.family import Transformer
+from jmat.models.family import Transformer, check_model
 from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.report.results import Results
@@ -20,7 +19,6 @@ from jmat.report.tables import Row, format_table
 from jmat.runtime.digests import model_hash
 from jmat.studies.evaluation import evaluate as compare
 from jmat.studies.evaluation import metric_rows
-from jmat.studies.settings import mask_token_of
 
 METRICS = ("precision@1", "surprisal", "kl", "perplexity")
 
@@ -53,10 +51,17 @@ def evaluate(
     Raises:
       ValueError: a model without a head or a mask token; a shortcut beyond the last layer.
     """
+    check_model(model)
     L = model.config.layers
+    wrong = [name for name, shortcut in shortcuts.items() if not isinstance(shortcut, Shortcut)]
+    if wrong or not shortcuts:
+        got = f"{wrong[0]!r} is of type {type(shortcuts[wrong[0]]).__name__}" if wrong else "there are none"
+        raise ValueError(f"expected a jmat.Shortcut(source, target, map) for each name; {got}.")
     if beyond := [name for name, shortcut in shortcuts.items() if shortcut.target > L]:
         raise ValueError(f"shortcut {beyond[0]!r} leads to layer {shortcuts[beyond[0]].target}; the last one is {L}.")
-    split, targets = _reading(model, inputs, tokenizer, seed)
+    split = predictions_in(model, inputs, tokenizer, seed=seed)
+    targets = target_tokens(split, masked=not model.config.causal)
+    split = mask_positions(split, mask_token_of(model, tokenizer))
     streams, names = stream_sites(L), {shortcut.source for shortcut in shortcuts.values()} | {L}
     acts = capture(model, split, [streams[l] for l in sorted(names)], progress=progress)
     predictions, rows = Predictions(), []
@@ -77,18 +82,3 @@ def evaluate(
 def table(rows: Sequence[Row]) -> str:
     """Returns a table of the shortcuts by metric."""
     return format_table(rows, index="map", columns=("metric",), metrics=METRICS, intervals=True)
-
-
-def _reading(model: Transformer, inputs: Any, tokenizer: Any, seed: int) -> tuple[Split, Any]:
-    """Returns the sentences with the positions to read, masked where the model is, and the tokens predicted there."""
-    mask_token = mask_token_of(model, tokenizer)
-    if mask_token is None:
-        split = every_token(inputs, tokenizer)
-        return split, target_tokens(split, masked=False)
-    split = inputs
-    if isinstance(inputs, Batch):
-        raise ValueError("a masked model is evaluated on texts, or on a Split that says which positions to mask.")
-    if not isinstance(inputs, Split):
-        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": True, "seed": seed}
-        split = make_examples(inputs, inputs, tokenizer, protocol="jmat", **size).eval
-    return mask_positions(split, mask_token), target_tokens(split, masked=True)

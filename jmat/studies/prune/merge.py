@@ -37,10 +37,10 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.checkpoint import parameters, with_parameters
-from jmat.forward import model_dtype
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Linear
 from jmat.models.config import ModelConfig
+from jmat.models.stack import model_dtype
 from jmat.studies.prune.stand_ins import Stretch
 
 FEATURES = ("hidden", "output")

@@ -14,12 +14,12 @@ from flax import nnx
 from jmat.checkpoint import parameters, save_model, with_parameters
 from jmat.checkpoint.load import PRUNED, find, load
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES
-from jmat.forward import model_dtype
 from jmat.maps.files import MapsInfo, read_maps, save_maps
 from jmat.maps.types import Linear
 from jmat.models import build
 from jmat.models.config import ModelConfig
 from jmat.models.sites import Site
+from jmat.models.stack import model_dtype
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
 from jmat.runtime.json_files import read_json_object

@@ -1,0 +1,132 @@
+"""Runs the stages of a model, one jitted program each: embedding, block, final norm, head.
+
+All blocks of a model have the same shapes and share one program, whose argument `layer` is the block's index.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jmat.models.edits import Context, IgnoresInput, apply_site, is_edit
+from jmat.models.family import Transformer
+from jmat.models.sites import Site
+from jmat.models.tap import BLOCK, Tap
+from jmat.runtime.mesh import gathered, settled
+
+
+def run_embed(
+    model: Transformer,
+    tokens: Int[Array, "B T"],
+    context: Context,
+    type_ids: Int[Array, "B T"] | None,
+    site: Site | None,
+) -> Float[Array, "B T D"]:
+    """Returns h_0 of tokens, or what a site makes of it."""
+    whole, width = _whole(model), model.config.width
+    return settled(_embed(model.embed, tokens, context, type_ids, site, width=width, whole=whole), whole)
+
+
+def run_block(
+    model: Transformer,
+    i: int,
+    x: Float[Array, "B T D"],
+    context: Context,
+    sites: Mapping[str, Site],
+    read_at: Int[Array, "*places"] | None,
+    *,
+    keep: tuple[str, ...],
+) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    """Returns h_{i+1} from h_i, and the kept sites of block i by their names inside the block.
+
+    `sites` and `keep` are named inside the block, too; `jmat.models.tap.BLOCK` is the block itself.
+    """
+    context, whole = context._replace(layer=np.int32(i)), _whole(model)
+    with _name_block(i):
+        return settled(_block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole)
+
+
+def final_norm(model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
+    """Returns the stream as the head reads it: x itself for a model without final norm."""
+    return settled(_norm(model.final_norm, x, sites.get("final_norm")), _whole(model))
+
+
+def unembed(model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch V"]:
+    """Returns what the head alone makes of x. Raises ValueError if the model has none."""
+    site = sites.get("logits")
+    if model.head is None and (site is None or is_edit(site)):
+        raise ValueError(
+            f"this {model.config.family} checkpoint has no language-model head, so it makes no predictions; "
+            "load one saved with its head (for BERT: BertForMaskedLM)."
+        )
+    table, vocab_size = model.embed.tokens.table[...], model.config.vocab_size
+    return settled(_head(model.head, x, table, site, vocab_size=vocab_size), _whole(model))
+
+
+def model_dtype(model: Transformer) -> jnp.dtype:
+    """Returns the dtype of a model's parameters, and so of its stream."""
+    return model.embed.tokens.table.dtype
+
+
+@contextlib.contextmanager
+def _name_block(i: int) -> Iterator[None]:
+    """One program serves all blocks, and its errors speak of `block.{i}`: puts the number in."""
+    try:
+        yield
+    except ValueError as error:
+        if "block.{i}" not in str(error):
+            raise
+        raise ValueError(str(error).replace("block.{i}", f"block.{i}")) from error
+
+
+def _whole(model):
+    """Returns where a sharded model's parameters come together; read off the token table, since all take long."""
+    return gathered(model.embed.tokens.table.get_raw_value())
+
+
+@jax.jit(static_argnames=("width", "whole"))
+def _embed(embed, tokens, context, type_ids, site, *, width, whole):
+    embed = _gather_parameters(embed, whole)
+
+    def compute():
+        with jax.named_scope("embed"):
+            return embed(tokens, context.positions, type_ids)
+
+    if site is None:
+        return compute()
+    dtype = embed.tokens.table.dtype
+    return apply_site("embed", site, compute, tokens, (*tokens.shape, width), dtype, context)
+
+
+@jax.jit(static_argnames=("keep", "whole"))
+def _block(block, x, context, sites, read_at, *, keep, whole):
+    block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at, context)
+    return tap(BLOCK, block, x, context, tap), tap.finish()
+
+
+def _gather_parameters(part, whole):
+    """Sharded parameters come together here, inside the program: they take no memory before or after."""
+    return part if whole is None else jax.lax.with_sharding_constraint(part, whole)
+
+
+@jax.jit
+def _norm(norm, x, site):
+    if site is None:
+        return norm(x)
+    return apply_site("final_norm", site, lambda: norm(x), x, x.shape, x.dtype, None)
+
+
+@jax.jit(static_argnames=("vocab_size",))
+def _head(head, x, table, site, *, vocab_size):
+    def compute():
+        with jax.named_scope("logits"):
+            return head(x, table)
+
+    if site is None:
+        return compute()
+    # What stands in for the head may know other words.
+    words = vocab_size if is_edit(site) or isinstance(site, IgnoresInput) else None
+    return apply_site("logits", site, compute, x, (*x.shape[:-1], words), jnp.float32, None)
