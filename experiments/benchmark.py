@@ -36,6 +36,7 @@ from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_s
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples
 from jmat.report.results import write_results
+from jmat.runtime.checks import chosen
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
 
@@ -68,7 +69,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    parts = common.choices("parts", _PARTS.value, list(PARTS))
+    parts = chosen("parts", _PARTS.value, list(PARTS))
     if FLAGS.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")
     for name, size in _SMOKE_SIZES.items() if _SMOKE.value else ():

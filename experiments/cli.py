@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
 import absl.logging
-from absl import app
+from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.children import end_with_parent
@@ -19,8 +20,6 @@ from jmat.runtime import hosts
 from jmat.runtime.errors import NothingToDrawError, printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
 from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
-
-# JAX takes 32 bits of a seed: larger ones would repeat smaller ones.
 
 
 def say(message: str) -> None:
@@ -77,6 +76,12 @@ def drawn(path: pathlib.Path, draw: Callable[..., Figure], results: Mapping[str,
         say(f"{path.name} is left out: {error}")
         return ""
     return f", {path.name}"
+
+
+def with_flags(message: str) -> str:
+    """Returns the message of an error, with the setting that it begins with as a flag: `--layers has …`."""
+    setting = re.match(r"(\w+)(=| has )", message)
+    return f"--{message}" if setting is not None and setting[1] in flags.FLAGS else message
 
 
 class _Formatter(logging.Formatter):
@@ -148,7 +153,7 @@ def run(main: Callable[[list[str]], None]) -> None:
             say("interrupted.")
             _leave(EXIT_INTERRUPTED)
         except (ValueError, OSError) as error:
-            print(printable(f"error: {sentence(error)}", lines=False), file=sys.stderr)
+            print(printable(f"error: {with_flags(sentence(error))}", lines=False), file=sys.stderr)
             if isinstance(error, hosts.LostProcessError):
                 _leave(1)
             sys.exit(1)

@@ -197,12 +197,12 @@ class Job:
 
     def options(self, kind: type[Options]) -> Options:
         """Returns the settings of a study, each by the flag of its name; snapshots go to the output folder."""
-        names = {field.name for field in dataclasses.fields(kind)}
-        given: dict[str, Any] = {name: FLAGS[name].value for name in names if name in FLAGS}
-        if given.get("snapshot_every"):
-            given["snapshot_folder"] = folder = self.path(SNAPSHOTS)
+        options = flag_options(kind)
+        if getattr(options, "snapshot_every", None):
+            folder = self.path(SNAPSHOTS)
             cli.when_all_is_done(functools.partial(discard, folder))
-        return kind(**given)
+            options = dataclasses.replace(options, snapshot_folder=folder)  # type: ignore[call-arg]
+        return options
 
     def publish(self, results: Results, *, text: Mapping[str, Any] | None = None) -> None:
         """Writes the results of a study, which then have the run's flags, and prints them; the first process does.
@@ -227,6 +227,13 @@ class Job:
         return write_results(self.out, self.experiment, self.config, rows, model_hash=self.model_hash, text=read)
 
 
+def flag_options(kind: type[Options]) -> Options:
+    """Returns the settings of a study, each by the flag of its name. Raises ValueError where one is not valid."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name in FLAGS]
+    given: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    return kind(**given)
+
+
 def describe_text(source: str, examples: Examples) -> dict[str, Any]:
     """Returns what results.json says of a text: its source and its fingerprints.
 
@@ -246,6 +253,7 @@ def start(
     experiment: str,
     *,
     writes: Collection[str],
+    options: type[Settings] = Settings,
     reads: Collection[str] = (),
     needs_head: bool = True,
     many_hosts: bool = False,
@@ -257,11 +265,13 @@ def start(
     Args:
         experiment: its name.
         writes: names of the files and folders that it writes in its output folder, beside results.json.
+        options: the settings of its study, which are checked before anything is loaded.
         reads: names of its own flags that can name files.
         needs_head: refuse a model without a head.
         many_hosts: the experiment can share its work with other processes.
     """
     check_text_flags()
+    flag_options(options)
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
@@ -432,20 +442,6 @@ def capture_both(subject: Subject, keep: Sequence[str]) -> tuple[dict[str, np.nd
 def tokens_per_batch() -> int:
     """Padded tokens in one forward pass: by the flag, or what suits the devices."""
     return FLAGS.tokens_per_batch or usual_batch()
-
-
-def choices(flag: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
-    """Returns the names in a list flag, each once. Raises ValueError for a name that is not valid."""
-    wrong = [name for name in given if name not in valid]
-    if wrong or not given:
-        raise ValueError(f"--{flag} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
-    return list(dict.fromkeys(given))
-
-
-def layer_choices(given: Sequence[str], layers: int) -> list[int]:
-    """Source layers named by --layers; all of 0 .. L by default."""
-    valid = [str(l) for l in range(layers + 1)]
-    return [int(l) for l in choices("layers", given or valid, valid)]
 
 
 def own_flags() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jmat.data.corpus import named_corpus
 from jmat.models.sites import stream_sites
 from jmat.report.tables import format_table
 from jmat.runtime import hosts
+from jmat.runtime.checks import chosen_layers
 from jmat.studies.cross_corpus import check_sizes, cross_rows, fit_sizes, over_layers, plot_learning_curve, plot_pairs
 
 flags.adopt_module_key_flags(common)
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
     jobs = one_job_each(_CORPORA.value or [common.FLAGS.examples or common.FLAGS.corpus])
     job = next(iter(jobs.values()))
     L, seed = job.model.config.layers, job.config["seed"]
-    layers = [*(layer for layer in common.layer_choices(_LAYERS.value, L) if layer < L), L]
+    layers = [*(layer for layer in chosen_layers(_LAYERS.value, L) if layer < L), L]
     if layers == [L]:
         raise ValueError(f"--layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
     smallest = min(each.examples.fit.num_examples for each in jobs.values())

@@ -32,7 +32,7 @@ WRITES = (layer_jump.FIGURE, *common.MAPS_FILES, common.SNAPSHOTS)
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("layer_jump", writes=WRITES, many_hosts=True)
+    job = common.start("layer_jump", writes=WRITES, options=layer_jump.Options, many_hosts=True)
     job.publish(layer_jump.run(job.model, job.examples, job.options(layer_jump.Options), **job.context))
 
 

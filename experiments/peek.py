@@ -29,6 +29,7 @@ from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
 from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
+from jmat.runtime.checks import chosen_layers
 from jmat.runtime.files import save_atomically
 from jmat.studies.fitting import announce_ranks, read_sites
 from jmat.studies.peek.page import page
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
     job = common.start("peek", writes=WRITES, reads=("maps",))
     L = job.model.config.layers
     check_top(_TOP.value, job.model.config)
-    layers = sorted({*common.layer_choices(_LAYERS.value, L), L})
+    layers = sorted({*chosen_layers(_LAYERS.value, L), L})
     masked = job.mask_token is not None
     if job.tokenizer is None:
         raise ValueError(f"{job.config['model']} has no tokenizer, which it takes to read sentences.")

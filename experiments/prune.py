@@ -37,6 +37,7 @@ from jmat.checkpoint.load import find
 from jmat.data.text import whole_sentences
 from jmat.maps.types import Linear
 from jmat.report.tables import format_table
+from jmat.runtime.checks import chosen
 from jmat.studies.prune.heal import LOSSES
 from jmat.studies.prune.merge import FEATURES
 from jmat.studies.prune.plans import REFITS, How, Pruned, Scored, Teacher, block_scores, prune, teacher
@@ -72,7 +73,7 @@ _HOW: dict[str, flags.FlagHolder] = {
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    methods = common.choices("method", _METHOD.value, METHODS)
+    methods = chosen("method", _METHOD.value, METHODS)
     if _SAVE.value and len(methods) > 1:
         raise ValueError(f"--save writes one model: give one --method, not {', '.join(methods)}.")
     job = common.start("prune", writes=["prune.png", *common.MAPS_FILES, *(["model"] if _SAVE.value else [])])

@@ -22,7 +22,7 @@ WRITES = (r2.FIGURE, *common.MAPS_FILES, common.SNAPSHOTS)
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("r2", writes=WRITES, needs_head=False, many_hosts=True)
+    job = common.start("r2", writes=WRITES, options=r2.Options, needs_head=False, many_hosts=True)
     job.publish(r2.run(job.model, job.examples, job.options(r2.Options), **job.context))
 
 

@@ -17,7 +17,7 @@ from jmat.studies.early_exit.stopping import ExitRule, run_until_sure
 from jmat.studies.early_exit.thresholds import LAMBDAS, exit_layers
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
-from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
+from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
 from tests import hf
 from tests.families import BY_NAME
 

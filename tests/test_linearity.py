@@ -14,6 +14,7 @@ from experiments import linearity as script
 from jmat.capture.stream import all_positions, packed_batches
 from jmat.data.examples import Split
 from jmat.report.results import write_results
+from jmat.runtime.checks import chosen, chosen_layers
 from jmat.studies.linearity import intrinsic, report
 from jmat.studies.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from tests.families import BY_NAME
@@ -195,8 +196,8 @@ def test_what_has_no_value_says_why(bundled):
 
 
 def test_what_is_named_twice_counts_once():
-    assert common.choices("method", ["map", "delete", "map"], ("delete", "map")) == ["map", "delete"]
-    assert common.layer_choices(["3", "1", "3"], 4) == [3, 1]
+    assert chosen("method", ["map", "delete", "map"], ("delete", "map")) == ["map", "delete"]
+    assert chosen_layers(["3", "1", "3"], 4) == [3, 1]
 
 
 def cut_examples(path, family, sentences):

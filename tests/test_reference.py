@@ -20,7 +20,7 @@ from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.early_exit.report import curve_rows
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
-from jmat.studies.submodules import ABLATIONS, ablate, fit_parts, part_sites
+from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites
 
 REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
 # A post-norm stream lies next to a hyperplane: BERT's h_1 has condition number 2e5, and float32 rounding in the forward

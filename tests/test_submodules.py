@@ -4,23 +4,21 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jmat
 from jmat import forward, models
 from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split
 from jmat.maps.types import Identity, Linear, Zero
 from jmat.models import stack
 from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.studies import submodules
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import resamples
-from jmat.studies.submodules import (
-    ABLATIONS,
-    ablate,
-    ablate_heads,
-    fit_parts,
-    part_r2_rows,
-    part_sites,
-    refit_sequentially,
-)
+from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_r2_rows, part_sites
+from jmat.studies.submodules.heads import ablate_heads
+from jmat.studies.submodules.refit import refit_sequentially
+from tests.inside import text
+from tests.test_reference import REFERENCE
 
 WIDTH = 8
 
@@ -156,7 +154,7 @@ def test_attention_runs_on_the_position_alone(setting, monkeypatch):
             lengths.append(inputs.shape[1])
         return original(model, inputs, **options)
 
-    monkeypatch.setattr("jmat.studies.submodules.run", spy)
+    monkeypatch.setattr("jmat.studies.submodules.ablation.run", spy)
     again = ablate(model, examples.eval, plans)
     assert set(lengths) == {1}
     np.testing.assert_array_equal(again["mat_attn", 0], whole["mat_attn", 0])
@@ -195,3 +193,27 @@ def test_a_shortcut_that_overflows_has_no_figures_and_a_note(gpt2):
     for row in rows:
         assert (row["value"] is None) == (row["map"] == "b")
         assert row.get("note") == {"a": None, "b": "the logits are not finite at 1 of 5 examples"}[row["map"]]
+
+
+def test_the_study_is_called_from_python(tmp_path):
+    model, tokenizer = jmat.load(REFERENCE / "gpt2")
+    texts = text().read_text("utf-8").splitlines()[:200]
+    options = submodules.Options(maps=("mat", "mat_ffn"), layers=(1, 4), heads=True, refit="sequential", seed=5)
+    results = submodules.run(model, texts, options, tokenizer=tokenizer)
+    at = {(row["map"], row["layer"]) for row in results.rows if row["metric"] == "precision@1"}
+    heads = {(f"{kind}_head.{h}", i) for kind in ("mat", "no") for h in range(model.config.heads) for i in range(4)}
+    assert at == heads | {(name, layer) for name in ("mat", "mat_ffn") for layer in (1, 4)}
+    assert (results.config["maps"], results.config["refit"]) == (("mat", "mat_ffn"), "sequential")
+    assert set(results.save(tmp_path)) == {"results.json", submodules.FIGURE, "maps.safetensors", "maps.json"}
+    assert set(jmat.load_maps(tmp_path, model=model)) == {
+        *(f"{part}.{i}" for part in SUBMODULES for i in range(4)),
+        *(f"mat.{i}.4" for i in range(4)),
+    }
+    for wrong, message in (
+        ({"maps": ["mat_atn"]}, "maps has 'mat_atn'; choose from mat, mat_attn, mat_ffn, mat_ln1_ln2"),
+        ({"refit": "twice"}, "refit='twice': expected one of none, sequential"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            submodules.Options(**wrong)
+    with pytest.raises(ValueError, match=r"layers has '9'; choose from 0, 1, 2, 3, 4\."):
+        submodules.run(model, texts, submodules.Options(layers=(9,)), tokenizer=tokenizer)

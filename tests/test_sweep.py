@@ -25,7 +25,9 @@ from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.peek.predictions import top_predictions
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import compare_on_text
-from jmat.studies.submodules import ABLATIONS, ablate, ablate_heads, fit_parts, part_sites, refit_sequentially
+from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites
+from jmat.studies.submodules.heads import ablate_heads
+from jmat.studies.submodules.refit import refit_sequentially
 from jmat.studies.tasks import Passage, log_likelihoods
 from tests.test_reference import REFERENCE
 from tests.test_streaming import few
@@ -132,7 +134,16 @@ def test_each_device_computes_its_share_and_all_find_what_one_finds(user, gpt2, 
         monkeypatch.setattr(used, "local_mesh", lambda chosen=None: one)
     for name in ("activations", "stream"):
         monkeypatch.setattr(importlib.import_module(f"jmat.capture.{name}"), "local_mesh", lambda chosen=None: one)
-    for name in ("submodules", "evaluation", "tasks", "early_exit.report", "linearity.measure", "peek.predictions"):
+    for name in (
+        "submodules.ablation",
+        "submodules.heads",
+        "submodules.refit",
+        "evaluation",
+        "tasks",
+        "early_exit.report",
+        "linearity.measure",
+        "peek.predictions",
+    ):
         monkeypatch.setattr(importlib.import_module(f"jmat.studies.{name}"), "local_mesh", lambda chosen=None: one)
     for name in ("heal", "measure"):
         monkeypatch.setattr(

@@ -13,6 +13,7 @@ from tokenizers import processors
 import jmat
 from jmat import models
 from jmat.data import corpus
+from jmat.runtime.checks import chosen, chosen_layers
 from jmat.studies import layer_jump
 from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.settings import Subject
@@ -61,14 +62,12 @@ def test_settings_of_a_study_are_the_flags_of_their_names(tmp_path):
 
 
 def test_choices_are_among_the_valid_ones():
-    with loaded("r2") as script:
-        common = script.common
-    assert common.layer_choices([], 3) == [0, 1, 2, 3]
-    assert common.layer_choices(["3", "1"], 3) == [3, 1]
-    with pytest.raises(ValueError, match=r"--layers has '4'; choose from 0, 1, 2, 3\."):
-        common.layer_choices(["1", "4"], 3)
-    with pytest.raises(ValueError, match=r"--maps has no name; choose from a, b\."):
-        common.choices("maps", [], ["a", "b"])
+    assert chosen_layers([], 3) == [0, 1, 2, 3]
+    assert chosen_layers(["3", "1"], 3) == [3, 1]
+    with pytest.raises(ValueError, match=r"^layers has '4'; choose from 0, 1, 2, 3\."):
+        chosen_layers(["1", "4"], 3)
+    with pytest.raises(ValueError, match=r"^maps has no name; choose from a, b\."):
+        chosen("maps", [], ["a", "b"])
 
 
 def test_sizes_are_whole_numbers():

@@ -1,6 +1,6 @@
 """Checks settings that the user gives, with one sentence for all that are wrong in the same way."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def check_choice(setting: str, value: object, valid: Collection[str]) -> None:
@@ -15,3 +15,17 @@ def check_whole(setting: str, value: object, low: int, high: int | None = None) 
         return
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
     raise ValueError(f"{setting}={value!r}: expected a whole number {limits}.")
+
+
+def chosen(setting: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
+    """Returns the names in a list of them, each once. Raises ValueError for no name, and for one that is not valid."""
+    wrong = [name for name in given if name not in valid]
+    if wrong or not given:
+        raise ValueError(f"{setting} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
+    return list(dict.fromkeys(given))
+
+
+def chosen_layers(given: Sequence[int | str], layers: int) -> list[int]:
+    """Returns the source layers that are named, each once; all of 0 .. `layers` where none is."""
+    valid = [str(layer) for layer in range(layers + 1)]
+    return [int(layer) for layer in chosen("layers", [str(layer) for layer in given] or valid, valid)]

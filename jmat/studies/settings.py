@@ -9,7 +9,7 @@ from typing import Any
 from jmat.capture.activations import check_examples
 from jmat.capture.reading import mask_token_of
 from jmat.checkpoint import parameters
-from jmat.data.examples import Examples, fingerprint
+from jmat.data.examples import Examples, Split, fingerprint
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.maps.files import MapsInfo
@@ -22,7 +22,7 @@ from jmat.runtime.versions import package_version
 
 Say = Callable[[str], object]  # prints one line about the work that begins
 
-LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = 2**32 - 1  # JAX takes 32 bits of a seed: larger ones would repeat smaller ones
 _FIT_SHARE = 0.75  # of texts that are not divided yet
 
 
@@ -69,6 +69,11 @@ class Subject:
     def model_hash(self) -> str:
         """Returns the fingerprint of the model's weights; they are read at the first use."""
         return model_hash(parameters(self.model))
+
+    @property
+    def splits(self) -> tuple[tuple[str, Split], tuple[str, Split]]:
+        """Returns the examples to fit on and those to evaluate on, with their names."""
+        return ("fit", self.examples.fit), ("eval", self.examples.eval)
 
     def announce(self, message: str) -> None:
         """Prints a message, unless the study is quiet."""

@@ -421,8 +421,8 @@ CHANGES = [
     ),
     Change(
         "experiments/peek.py",
-        "layers = sorted({*common.layer_choices(_LAYERS.value, L), L})",
-        "layers = sorted({*common.layer_choices(_LAYERS.value, L), 0, L})",
+        "layers = sorted({*chosen_layers(_LAYERS.value, L), L})",
+        "layers = sorted({*chosen_layers(_LAYERS.value, L), 0, L})",
         "peek always shows the embedding",
         ("test_wiring_early_exit.py test_kept.py test_counts.py test_peek.py test_wiring_units.py test_folders.py"),
     ),
@@ -576,7 +576,7 @@ CHANGES = [
         "test_streaming.py test_linearity.py test_routes.py test_snapshots.py",
     ),
     Change(
-        "jmat/studies/submodules.py",
+        "jmat/studies/submodules/heads.py",
         'stand_ins = {"mat": maps[i](read), "no": jnp.zeros_like(heads)}',
         'stand_ins = {"mat": maps[i](read), "no": jnp.broadcast_to(heads.mean((0, 1)), heads.shape)}',
         "a removed head is replaced by its mean",

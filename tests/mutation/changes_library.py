@@ -453,7 +453,7 @@ CHANGES = [
         "test_submodules.py",
     ),
     Change(
-        "jmat/studies/submodules.py",
+        "jmat/studies/submodules/heads.py",
         "ours = jnp.arange(heads.shape[-1]) // width == h",
         "ours = jnp.arange(heads.shape[-1]) // width >= h",
         "all later heads replaced, too",
@@ -467,14 +467,14 @@ CHANGES = [
         "test_submodules.py",
     ),
     Change(
-        "jmat/studies/submodules.py",
+        "jmat/studies/submodules/refit.py",
         "solution = lstsq(inputs, acts[site], intercept=intercept)",
         "solution = lstsq(inputs, acts[site])",
         "refit_sequentially ignores the intercept",
         "test_submodules.py",
     ),
     Change(
-        "jmat/studies/submodules.py",
+        "jmat/studies/submodules/ablation.py",
         'factorise_each([acts[f"{site}.in"] for site in sites], intercept=intercept)',
         'factorise_each([acts[f"{site}.in"] for site in sites])',
         "fit_parts ignores the intercept",

@@ -205,7 +205,7 @@ CHANGES = [
     ),
     # --- submodule_ablation -------------------------------------------------------------------------------------------
     Change(
-        "experiments/submodule_ablation.py",
+        "jmat/studies/submodules/study.py",
         "and i >= l}",
         "and i > l}",
         "block l stays as it is",
