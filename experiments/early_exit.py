@@ -27,83 +27,26 @@ that the paper's code tries for `id` alone. Writes results.json, early_exit.png 
 cores with the bundled model.
 """
 
-from typing import Any
-
 from absl import flags
 
 from experiments import cli, common
-from jmat.data.examples import mask_positions
-from jmat.maps.jumps import fit_jumps
-from jmat.maps.types import Identity
-from jmat.metrics.predictions import Predictions
-from jmat.models.sites import stream_sites
-from jmat.report.notes import noted
-from jmat.report.plots import plot_early_exit
-from jmat.report.tables import format_table
-from jmat.runtime import hosts
-from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
-from jmat.studies.evaluation import evaluate
-from jmat.studies.fitting import announce_ranks
+from jmat.studies import early_exit
+from jmat.studies.early_exit.study import FIGURE
 
 flags.adopt_module_key_flags(common)
-_CHECK_EVERY = flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)
-_SHORT_LIST = flags.DEFINE_integer("short_list", 512, "The cheap check reads so many words of the head.", lower_bound=2)
-_DELTA = flags.DEFINE_float("delta", 0.1, "Disagreement with the full model to stay under.", 0.0, 1.0)
-_EPSILON = flags.DEFINE_float("epsilon", 0.05, "Chance that the bound on disagreement fails.", 0.0, 1.0)
-_TIMING = flags.DEFINE_integer(
-    "timing_examples", 64, "Examples timed, if there are as many; 0 times nothing.", lower_bound=0
-)
-COLUMNS = ("layers", "precision@1", "flops_ratio", "flops_ratio_token")
-WRITES = ("early_exit.png", *common.MAPS_FILES)
+flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)
+flags.DEFINE_integer("short_list", 512, "The cheap check reads so many words of the head.", lower_bound=2)
+flags.DEFINE_float("delta", 0.1, "Disagreement with the full model to stay under.", 0.0, 1.0)
+flags.DEFINE_float("epsilon", 0.05, "Chance that the bound on disagreement fails.", 0.0, 1.0)
+flags.DEFINE_integer("timing_examples", 64, "Examples timed, if there are as many; 0 times nothing.", lower_bound=0)
+WRITES = (FIGURE, *common.MAPS_FILES)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     job = common.start("early_exit", writes=WRITES, many_hosts=True)
-    L = job.model.config.layers
-    if _CHECK_EVERY.value >= L:
-        cli.say(f"with --check_every={_CHECK_EVERY.value} the cheap check never looks: the model has {L} blocks")
-    sites = stream_sites(L)
-    fit, held_out = job.capture(sites)
-    streams, intercept = [fit[site] for site in sites], job.config["intercept"]
-    jumps, solutions = fit_jumps(streams, targets="final", intercept=intercept, progress="fit")
-    announce_ranks(job.subject, solutions)
-    maps: dict[str, dict[int, Any]] = {
-        "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
-        "id": dict.fromkeys(range(L + 1), Identity()),
-    }
-    words = top_words(job.model, fit[sites[L]], _SHORT_LIST.value)
-    shortcuts = {(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)}
-    predictions = Predictions()
-    values = evaluate(
-        job.model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress="evaluate"
-    )
-    if not hosts.is_first():
-        return
-
-    split, protocol, seed = job.examples.eval, job.config["protocol"], job.config["seed"]
-    cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}
-    cli.say("every threshold, with intervals")
-    rows, outcomes = curve_rows(job.model.config, values, split, protocol, cheap, seed=seed)
-    rows += saved_rows(outcomes, L, split.rows, seed=seed)
-    rows += calibration_rows(outcomes, split.rows, _DELTA.value, _EPSILON.value)
-    if _TIMING.value:
-        cli.say("timing passes that stop")
-        sample = mask_positions(split, job.mask_token), min(_TIMING.value, split.num_examples)
-        rows += timing_rows(job.model, maps["mat"], words, _CHECK_EVERY.value, outcomes, sample, protocol)
-    job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})
-    rows = noted(rows, predictions.note())
-    results = job.finish(rows)
-    title = f"{job.config['model']}: early exit"
-    figure = cli.drawn(job.path("early_exit.png"), plot_early_exit, results, title=title)
-    shown = [row for row in rows if "lambda" in row and row["confidence"] == "gap"]
-    print(format_table(shown, index="lambda", columns=("metric", "map"), metrics=COLUMNS))
-    cli.print_notes(rows)
-    if _TIMING.value:
-        machine = results["environment"]
-        print(f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock differs")
-    print(f"wrote {job.out}/results.json{figure}, maps.safetensors, maps.json")
+    job.publish(early_exit.run(job.model, job.examples, job.options(early_exit.Options), **job.context))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import transformers
 from jmat.capture.activations import capture
 from jmat.data import Split
 from jmat.models.sites import stream_sites
+from jmat.studies.early_exit import study
 from jmat.studies.early_exit.report import saved_rows
 from jmat.studies.early_exit.thresholds import Outcome, calibrate
 from tests.by_hand import Lab, compare, log_p, same
-from tests.inside import call, changed_model, loaded, text
+from tests.inside import call, changed_model, text
 from tests.test_reference import REFERENCE
 
 COLUMNS = ("layers", "precision@1", "flops_ratio", "flops_ratio_token")
@@ -35,8 +36,8 @@ def timed():
 @pytest.fixture(scope="module")
 def outcome(timed):
     """A run in which nothing is timed."""
-    with loaded("early_exit") as script, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "timing_rows", lambda *given: timed.append(given) or [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "timing_rows", lambda *given: timed.append(given) or [])
         return call("early_exit", corpus=text(), **FLAGS, **CHEAP)
 
 

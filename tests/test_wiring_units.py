@@ -15,6 +15,7 @@ from jmat import models
 from jmat.data import corpus
 from jmat.runtime.checks import chosen, chosen_layers
 from jmat.studies import layer_jump
+from jmat.studies.early_exit import study as exit_study
 from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.settings import Subject
 from jmat.studies.verify.report import Report, SiteDifference
@@ -247,8 +248,8 @@ def test_the_short_list_is_as_long_as_the_vocabulary_at_most():
     def stop(config, values, split, protocol, cheap, **_):
         raise ValueError(f"{cheap}")
 
-    with loaded("early_exit") as script, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "curve_rows", stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exit_study, "curve_rows", stop)
         with pytest.raises(ValueError, match=r"\{'check_every': 3, 'words': 768\}"):
             call("early_exit", corpus=text(), num_fit=70, num_eval=10, short_list=5000, check_every=3)
 

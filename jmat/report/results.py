@@ -61,6 +61,7 @@ class Results:
       figures: file name → function that draws it from what results.json holds.
       tables: returns the tables of the rows, as text.
       files: names of further files → function that writes them into a folder.
+      remarks: sentences below the tables that are of no row, such as the machine of a clock.
     """
 
     experiment: str
@@ -73,13 +74,14 @@ class Results:
     figures: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = dataclasses.field(default_factory=dict)
     tables: Callable[[Sequence[Row]], str] = _print_nothing
     files: Mapping[tuple[str, ...], Callable[[pathlib.Path], None]] = dataclasses.field(default_factory=dict)
+    remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", [_plain_row(index, row) for index, row in enumerate(self.rows)])
 
     def table(self) -> str:
-        """Returns the figures as tables of plain text, and the notes on them."""
-        return "\n".join([self.tables(self.rows).strip("\n"), *format_notes(self.rows)])
+        """Returns the figures as tables of plain text, and the notes and remarks on them."""
+        return "\n".join([self.tables(self.rows).strip("\n"), *format_notes(self.rows), *self.remarks])
 
     def plot(self, name: str | None = None) -> Figure:
         """Draws a figure: by its file name, by default the first.

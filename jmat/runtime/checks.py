@@ -29,3 +29,9 @@ def chosen_layers(given: Sequence[int | str], layers: int) -> list[int]:
     """Returns the source layers that are named, each once; all of 0 .. `layers` where none is."""
     valid = [str(layer) for layer in range(layers + 1)]
     return [int(layer) for layer in chosen("layers", [str(layer) for layer in given] or valid, valid)]
+
+
+def check_share(setting: str, value: object) -> None:
+    """Raises ValueError for a setting that is no number from 0 to 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{setting}={value!r}: expected a number from 0 to 1.")

@@ -1,6 +1,6 @@
 """The early-exit experiment's figures: curves, layers saved, calibration and measured time, as rows of results.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jmat.data.examples import Split
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.report.notes import estimate, with_note
+from jmat.runtime import hosts
 from jmat.runtime.mesh import local_mesh, place, row_by_row
 from jmat.runtime.timing import medians
 from jmat.studies.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
@@ -185,7 +186,7 @@ def timing_rows(
                     run_until_sure(model, inputs, length, position, thresholds[rows_of], rule)
 
             passes[name] = early
-        seconds = medians(passes)
+        seconds = _seconds(passes)
         for name, value in seconds.items():
             label = {"map": "mat", "check": name, "batch": size, "level": level}
             rows.append({**label, "metric": "seconds_per_example", "value": value / count, "n": count})
@@ -202,6 +203,12 @@ def timing_rows(
                 }
             )
     return rows
+
+
+def _seconds(passes: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Returns the median seconds of each pass on the first process, to all processes."""
+    measured = list(medians(passes).values()) if hosts.is_first() else []
+    return dict(zip(passes, hosts.gather(np.array(measured, np.float64))[0].tolist(), strict=True))
 
 
 def lowest_keeping(curve: tuple[Sequence[float], Outcome], level: float) -> float:

@@ -1,0 +1,94 @@
+"""Studies called from Python: their rows and files are those of their scripts."""
+
+import pytest
+
+import jmat
+from jmat.data.corpus import fit_eval
+from jmat.data.examples import Examples
+from jmat.data.sampling import make_examples
+from jmat.report.results import read_results
+from jmat.studies import early_exit
+from tests.inside import call, text
+from tests.test_reference import REFERENCE
+
+FEW = {"num_fit": 70, "num_eval": 30, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return jmat.load(REFERENCE / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return text().read_text("utf-8").splitlines()[:60]
+
+
+@pytest.fixture(scope="module")
+def examples(gpt2) -> Examples:
+    """Those that scripts draw with the flags FEW."""
+    model, tokenizer = gpt2
+    fit, held_out = fit_eval(str(text()), **FEW)
+    size = {"max_length": model.config.num_positions, "masked": False}
+    return make_examples(fit, held_out, tokenizer, protocol="din2023", seed=FEW["seed"], **size)
+
+
+def without_noise(rows):
+    """Returns rows without those of a clock, and figures to five digits."""
+    return [
+        {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()}
+        for row in rows
+        if row["metric"] not in ("seconds_per_example", "time_ratio")
+    ]
+
+
+def without_notes(rows):
+    return [{key: value for key, value in row.items() if key != "note"} for row in without_noise(rows)]
+
+
+def saved(results, folder):
+    """Saves results, and returns the files that are there."""
+    written = results.save(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    assert sorted(written) == names
+    assert read_results(folder)["rows"] == results.rows
+    return names
+
+
+def test_early_exit_is_a_call(gpt2, examples, tmp_path, capfd):
+    model, tokenizer = gpt2
+    outcome = call("early_exit", corpus=text(), timing_examples=2, check_every=1, **FEW)
+    options = early_exit.Options(seed=1, timing_examples=2, check_every=1)
+    capfd.readouterr()
+    results = early_exit.run(model, examples, options, tokenizer=tokenizer)
+    assert "".join(capfd.readouterr()) == ""
+    assert without_notes(results.rows) == without_notes(outcome.rows)
+    names = sorted(path.name for path in outcome.out.iterdir())
+    assert saved(results, tmp_path) == [name for name in names if not name.startswith(".")]
+    assert results.table().splitlines()[-1].startswith("timed on ")
+    assert outcome.printed.splitlines()[-2].startswith("timed on ")
+
+
+def test_early_exit_reads_texts(gpt2, sentences):
+    model, tokenizer = gpt2
+    options = early_exit.Options(timing_examples=0)
+    results = early_exit.run(model, sentences, options, tokenizer=tokenizer)
+    assert {row["n"] for row in results.rows if row["metric"] == "precision@1"} == {15}
+    assert sorted(results.maps) == [f"mat.{l}.4" for l in range(4)]
+    assert not any(line.startswith("timed on") for line in results.table().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"check_every": 0}, "check_every=0: expected a whole number of at least 1"),
+        ({"short_list": 1}, "short_list=1: expected a whole number of at least 2"),
+        ({"timing_examples": -1}, "timing_examples=-1: expected a whole number of at least 0"),
+        ({"delta": 1.5}, r"delta=1\.5: expected a number from 0 to 1"),
+        ({"epsilon": float("nan")}, "epsilon=nan: expected a number from 0 to 1"),
+        ({"protocol": "mine"}, "protocol='mine': expected one of din2023, jmat"),
+    ],
+)
+def test_early_exit_refuses_a_wrong_setting(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        early_exit.Options(**wrong)
