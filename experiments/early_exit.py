@@ -45,7 +45,7 @@ WRITES = (FIGURE, *common.MAPS_FILES)
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    job = common.start("early_exit", writes=WRITES, many_hosts=True)
+    job = common.start("early_exit", writes=WRITES, options=early_exit.Options, many_hosts=True)
     job.publish(early_exit.run(job.model, job.examples, job.options(early_exit.Options), **job.context))
 
 

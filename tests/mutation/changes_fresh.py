@@ -256,9 +256,9 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "experiments/early_exit.py",
-        'job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(L)})',
-        'job.save_maps({f"mat.{l}.{L}": jumps[l, L] for l in range(1, L)})',
+        "jmat/studies/early_exit/study.py",
+        'named = {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}',
+        'named = {f"mat.{l}.{L}": jumps[l, L] for l in range(1, L)}',
         "early_exit does not save the map from layer 0",
         (
             "test_wiring_early_exit.py test_kept.py test_counts.py test_early_exit.py test_wiring_units.py "
@@ -390,9 +390,9 @@ CHANGES = [
         ),
     ),
     Change(
-        "experiments/early_exit.py",
-        'cheap = {"check_every": _CHECK_EVERY.value, "words": len(words)}',
-        'cheap = {"check_every": _CHECK_EVERY.value, "words": _SHORT_LIST.value}',
+        "jmat/studies/early_exit/study.py",
+        'cheap = {"check_every": every, "words": len(words)}',
+        'cheap = {"check_every": every, "words": options.short_list}',
         "the cheap check is charged for more words than the vocabulary has",
         "test_counts.py test_wiring_units.py",
     ),
