@@ -20,10 +20,12 @@ from jmat.maps.files import MapsInfo, read_maps
 from jmat.models import stack
 from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
+from jmat.studies import prune
 from jmat.studies.linearity.measure import stored_linearity
 from jmat.studies.prune import merge, plans, report, scores, surgery
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import compare_on_text, quality_rows
+from jmat.studies.prune.options import REFITS
 from jmat.studies.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
 from tests.scripts import on, rows_of, run
@@ -186,12 +188,19 @@ def test_what_cannot_be_merged_is_refused(bert, gpt2):
         surgery.remove_blocks(gpt2, range(4))
     with pytest.raises(ValueError, match="block 4 cannot be removed"):
         surgery.remove_blocks(gpt2, [4])
-    wrong = ({"method": "cut"}, {"score": "size"}, {"rescore": True, "spans": True}, {"ridge": -1.0})
+    wrong = (
+        {"method": "cut"},
+        {"score": "size"},
+        {"rescore": True, "spans": True},
+        {"ridge": -1.0},
+        {"save": True},
+        {"remove": 0},
+    )
     for settings in wrong:
         with pytest.raises(ValueError, match=next(iter(settings))):
-            plans.How(**settings).check(gpt2.config, 1)
+            prune.Options(**settings)
     with pytest.raises(ValueError, match=r"remove=4: expected 1 \.\. 3"):
-        plans.How().check(gpt2.config, 4)
+        prune.Options(remove=4).check(gpt2.config)
 
 
 def test_stretches_and_labels():
@@ -240,7 +249,7 @@ def test_a_block_that_does_nothing_goes_first(gpt2, gpt2_examples, text):
             arrays[f"blocks.2.{part}.{param}"] = jax.numpy.zeros_like(arrays[f"blocks.2.{part}.{param}"])
     idle = plans.teacher(with_parameters(gpt2, arrays), small(gpt2_examples.fit, 200))
     for score in scores.SCORES:
-        [(pruned, scored)] = plans.prune(idle, plans.How(score=score, score_sentences=32), 1)
+        [(pruned, scored)] = plans.prune(idle, "delete", prune.Options(score=score, score_sentences=32))
         assert pruned.removed == (2,), score
         assert len(scored.scores) == 4
     sums = compare_on_text(idle.model, text, {"without": pruned.sites(idle.model, "delete"), "whole": {}})
@@ -284,8 +293,8 @@ def test_masked_models_predict_what_is_masked(bert, bert_examples):
 def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text):
     kl, said, losses = {}, [], []
     for method in METHODS:
-        how = plans.How(method=method, score="block_influence", refit="sequential", distil_steps=25, rescore=True)
-        *_, (pruned, _) = plans.prune(whole, how, 2, log=said.append)
+        options = prune.Options(score="block_influence", refit="sequential", distil_steps=25, rescore=True, remove=2)
+        *_, (pruned, _) = plans.prune(whole, method, options, log=said.append)
         sums = compare_on_text(whole.model, text, {0: pruned.sites(whole.model, method)})[0]
         kl[method] = sums.kl.sum() / sums.predictions.sum()
     assert kl["map"] < kl["delete"]
@@ -293,7 +302,7 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
     assert kl["distil"] < kl["map"]
     assert any(line.startswith("distil step 25/25: loss") for line in said)
     one_batch = small(whole.split, 24)  # so that the steps' losses can be compared
-    maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
+    maps = plans.fit_maps(whole, "map", prune.Options(), (1, 2))
     distil(whole.model, one_batch, maps, steps=20, log=lambda step, loss: losses.append(loss), log_every=5)
     assert losses[-1] < 0.98 * losses[0]
 
@@ -301,7 +310,7 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
 def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
     split = small(whole.split, 150)
     few = plans.teacher(whole.model, split)
-    original, sequential = (plans.fit_maps(few, plans.How(method="map", refit=refit), (1, 3)) for refit in plans.REFITS)
+    original, sequential = (plans.fit_maps(few, "map", prune.Options(refit=refit), (1, 3)) for refit in REFITS)
     np.testing.assert_array_equal(original[1, 2].W, sequential[1, 2].W)
     tokens, _ = side_by_side(split)
     at = np.arange(split.num_sentences), split.positions
@@ -317,7 +326,7 @@ def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
 
 
 def test_distilling_that_diverges_is_told(whole):
-    maps = plans.fit_maps(whole, plans.How(method="map"), (1, 2))
+    maps = plans.fit_maps(whole, "map", prune.Options(), (1, 2))
     with pytest.raises(ValueError, match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate"):
         distil(whole.model, small(whole.split, 24), maps, steps=4, learning_rate=1e9)
 
@@ -325,7 +334,7 @@ def test_distilling_that_diverges_is_told(whole):
 def test_distillation_losses_are_their_formulas(whole):
     """Before the first step, over every layer after the removed block, by hand."""
     split = small(whole.split, 6)
-    maps = plans.fit_maps(whole, plans.How(method="map"), (1,))
+    maps = plans.fit_maps(whole, "map", prune.Options(), (1,))
     tokens, real = side_by_side(split)
     assert split.lengths.min() > 1
     keep = ("block.1", "block.2", "block.3")  # h_2, h_3 and h_4
@@ -341,9 +350,9 @@ def test_distillation_losses_are_their_formulas(whole):
     with pytest.raises(ValueError, match="loss='squared' is unknown; choose from relative, plain"):
         distil(whole.model, split, maps, loss="squared")
     few, said = plans.Teacher(whole.model, split, whole.streams), []  # the setting arrives
-    how = plans.How(method="distil", distil_loss="plain", distil_steps=1)
+    options = prune.Options(distil_loss="plain", distil_steps=1)
     block_1_first = {(i, i + 1): abs(i - 1.0) for i in range(4)}
-    [(pruned, _)] = plans.prune(few, how, 1, known=block_1_first, log=said.append)
+    [(pruned, _)] = plans.prune(few, "distil", options, known=block_1_first, log=said.append)
     assert pruned.removed == (1,)
     assert float(said[-1].split("loss ")[1].split(",")[0]) == pytest.approx(plain, rel=1e-3)
 
@@ -357,25 +366,26 @@ def test_by_default_the_block_goes_whose_removal_costs_least(whole):
     each = (logits_of(whole.model, tokens, sites)[:, :-1][predicted] for sites in (None, *without))
     log_p, *log_q = (np.asarray(jax.nn.log_softmax(values)).astype(np.float64) for values in each)
     cost = [(np.exp(log_p) * (log_p - q)).sum(-1).mean() for q in log_q]
-    [(pruned, scored)] = plans.prune(few, plans.How(), 1)
+    [(pruned, scored)] = plans.prune(few, "delete", prune.Options())
     assert pruned.removed == (np.argmin(cost),)
     assert [scored.scores[i, i + 1] for i in range(4)] == pytest.approx(cost, rel=1e-3)
     assert np.argmax(cost) == 0  # which linearity without the residual removes first
-    assert next(plans.prune(whole, plans.How(score="linearity_without_residual"), 1))[0].removed == (0,)
-    table = plans.block_scores(few, plans.How())
+    paper = prune.Options(score="linearity_without_residual")
+    assert next(plans.prune(whole, "delete", paper))[0].removed == (0,)
+    table = plans.block_scores(few, prune.Options())
     assert table["kl"] == scored.scores
     rows = report.block_score_rows(table)
     assert {row["score"] for row in rows} == set(scores.SCORES)
     by_layer = {row["layer"]: row["value"] for row in rows if row["score"] == "linearity"}
     exact = stored_linearity(few.streams)
     assert by_layer == pytest.approx({i: exact[i, i + 1] for i in range(4)}, abs=1e-4)
-    assert set(plans.block_scores(few, plans.How(score="angular"))) == set(scores.STREAM_SCORES)
+    assert set(plans.block_scores(few, prune.Options(score="angular"))) == set(scores.STREAM_SCORES)
 
 
 @pytest.mark.slow
 def test_blocks_chosen_by_kl_again_after_each_merge(whole, text):
-    how = plans.How(method="merge", score="kl", rescore=True, score_sentences=24)
-    (first, scored), (second, again) = plans.prune(whole, how, 2)
+    options = prune.Options(score="kl", rescore=True, score_sentences=24, remove=2)
+    (first, scored), (second, again) = plans.prune(whole, "merge", options)
     assert scored.after == ()
     assert again.after == first.removed
     assert first.removed == min(scored.scores, key=scored.scores.get)[:1] != (0,)
@@ -391,8 +401,8 @@ def test_masked_models_and_half_precision_are_pruned_and_healed(bert_examples):
     kl = {}
     for dtype, method in (("float32", "map"), ("float32", "distil"), ("bfloat16", "map")):
         masked = plans.teacher(jmat.load(REFERENCE / "bert", dtype=dtype)[0], split, mask_token=4)
-        how = plans.How(method=method, score="block_influence", distil_steps=15, kl_weight=0.1)
-        [(pruned, _)] = plans.prune(masked, how, 1)
+        options = prune.Options(score="block_influence", distil_steps=15, kl_weight=0.1)
+        [(pruned, _)] = plans.prune(masked, method, options)
         sums = compare_on_text(masked.model, text, {0: pruned.sites(masked.model, method)})[0]
         kl[dtype, method] = sums.kl.sum() / sums.predictions.sum()
     assert kl["float32", "distil"] < kl["float32", "map"]
@@ -402,8 +412,8 @@ def test_masked_models_and_half_precision_are_pruned_and_healed(bert_examples):
 def test_merge_fits_the_contribution(whole):
     """With as many features as the stream holds, the fit is that of numpy in float64."""
     for features in merge.FEATURES:
-        how = plans.How(method="merge", merge_from=features, ridge=1e-2, intercept=True)
-        linear = plans.fit_maps(whole, how, [2])[2, 3]
+        options = prune.Options(merge_from=features, ridge=1e-2, intercept=True)
+        linear = plans.fit_maps(whole, "merge", options, [2])[2, 3]
         site = merge.features_site(2, "hidden")
         [x] = whole.read((site,), {})
         ffn = whole.model.blocks[1].ffn

@@ -1,6 +1,5 @@
 """What pruning saves, costs and trains on: parameters, FLOPs, times, choices and losses worked out by hand."""
 
-import dataclasses
 import json
 import types
 
@@ -16,6 +15,7 @@ from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
 from jmat.maps.types import Linear
 from jmat.runtime.digests import model_hash
+from jmat.studies import prune
 from jmat.studies.prune import heal, measure, plans, report, surgery
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import Sums, cost, time_per_token
@@ -120,7 +120,7 @@ def teacher(layers=4, n=60):
 @pytest.mark.parametrize(("ridge", "intercept"), [(0.0, False), (0.0, True), (7.0, False), (7.0, True)])
 def test_a_stretch_of_two_blocks_is_one_map_to_its_end(ridge, intercept):
     whole = teacher()
-    maps = plans.fit_maps(whole, plans.How(method="map", ridge=ridge, intercept=intercept), (2, 1))
+    maps = plans.fit_maps(whole, "map", prune.Options(ridge=ridge, intercept=intercept), (2, 1))
     assert list(maps) == [(1, 3)]
     X, Y = (whole.streams[l].astype(np.float64) for l in (1, 3))
     x, y = (X.mean(0), Y.mean(0)) if intercept else (0, 0)
@@ -133,18 +133,18 @@ def test_a_stretch_of_two_blocks_is_one_map_to_its_end(ridge, intercept):
 
 
 def test_every_span_is_a_candidate(monkeypatch):
-    asked = []
+    asked, spans = [], prune.Options(spans=True, remove=3)
 
-    def scores(_, how, candidates, current):
+    def scores(_, method, options, candidates, current):
         asked.append(list(candidates))
         assert current.removed == ()
         return {stretch: -float(stretch[0]) for stretch in candidates}  # the last one is best
 
     monkeypatch.setattr(plans, "score_stretches", scores)
-    chosen = [pruned.removed for pruned, _ in plans.prune(teacher(), plans.How(spans=True), 3)]
+    chosen = [pruned.removed for pruned, _ in plans.prune(teacher(), "delete", spans)]
     assert chosen == [(3,), (2, 3), (1, 2, 3)]
     assert asked == [[(i, i + k) for i in range(5 - k)] for k in (1, 2, 3)]
-    merged = plans.prune(teacher(), plans.How(spans=True, method="merge"), 3)
+    merged = plans.prune(teacher(), "merge", spans)
     monkeypatch.setattr(plans, "fit_maps", lambda *_, **__: {})
     assert [pruned.removed for pruned, _ in merged] == [(3,), (2, 3), (1, 2, 3)]
     assert asked[3] == [(1, 2), (2, 3), (3, 4)]  # block 0 stays
@@ -154,13 +154,14 @@ def test_every_span_is_a_candidate(monkeypatch):
 def test_scores_are_computed_anew_only_on_demand(monkeypatch, rescore):
     after = []
 
-    def scores(_, how, candidates, current):
+    def scores(_, method, options, candidates, current):
         after.append(current.removed)
         best = 3 if not current.removed else 0
         return {(i, j): float(abs(i - best)) for i, j in candidates}
 
     monkeypatch.setattr(plans, "score_stretches", scores)
-    chosen = [pruned.removed for pruned, _ in plans.prune(teacher(), plans.How(rescore=rescore), 3)]
+    options = prune.Options(rescore=rescore, remove=3)
+    chosen = [pruned.removed for pruned, _ in plans.prune(teacher(), "delete", options)]
     assert chosen[-1] == ((3, 0, 1) if rescore else (3, 2, 1))
     assert after == ([(), (3,), (3, 0)] if rescore else [()])
 
@@ -183,17 +184,17 @@ def test_kl_is_measured_on_as_many_sentences_as_asked_for(monkeypatch):
         return {key: Sums(*np.ones((4, text.split.num_sentences))) for key in pruned}
 
     monkeypatch.setattr(plans, "compare_on_text", compare)
-    for how in (plans.How(), plans.How(score_sentences=7), plans.How(score_sentences=60)):
-        plans.block_scores(teacher(), how)
+    for settings in ({}, {"score_sentences": 7}, {"score_sentences": 60}):
+        plans.block_scores(teacher(), prune.Options(**settings))
     assert read == [60, 7, 60]
 
 
 def test_settings_reach_the_distillation(monkeypatch):
     given = {}
     monkeypatch.setattr(plans, "distil", lambda model, split, maps, **how: given.update(how, split=split) or {})
-    how = plans.How(method="distil", score="angular", distil_steps=7, learning_rate=0.5, kl_weight=0.25, seed=11)
-    how = dataclasses.replace(how, distil_loss="plain")
-    list(plans.prune(teacher()._replace(mask_token=4), how, 1))
+    settings = {"distil_steps": 7, "learning_rate": 0.5, "kl_weight": 0.25, "distil_loss": "plain"}
+    options = prune.Options(score="angular", seed=11, **settings)
+    list(plans.prune(teacher()._replace(mask_token=4), "distil", options))
     given.pop("log")
     masked = given.pop("split")  # as the model reads it
     assert (masked.tokens[masked.starts + masked.positions] == 4).all()

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from absl import flags
 from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,8 +19,8 @@ from jmat.data import Examples, save_examples
 from jmat.data.examples import target_tokens
 from jmat.maps.types import Identity
 from jmat.metrics.bootstrap import bootstrap_counts
+from jmat.studies import prune
 from jmat.studies.probe import labelled_examples, token_classes
-from jmat.studies.prune.plans import How
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
 from tests.figures import curve, legend
 from tests.inside import call, changed_model, loaded, text
@@ -154,13 +155,32 @@ def test_prune_by_default_removes_what_costs_least_and_lists_every_score(lab):
     assert ticks == ["none", str(np.argmin(costs))]
 
 
+def test_pruning_is_a_call_that_gives_what_the_script_gives(lab, tmp_path, capsys):
+    outcome = call("prune", "--save", corpus=text(), method="delete", score="linearity", **FLAGS)
+    options = prune.Options(method="delete", score="linearity", seed=3, intercept=True, save=True)
+    results = prune.run(lab.model, lab.examples, options)
+    timed = lambda rows: [row for row in rows if row["metric"] != "microseconds_per_token"]  # noqa: E731
+    bare = [{key: value for key, value in row.items() if key != "note"} for row in timed(outcome.rows)]
+    assert [{key: row[key] for key in row if key != "note"} for row in timed(results.rows)] == bare
+    assert sorted(results.save(tmp_path)) == ["model", "prune.png", "results.json"]
+    assert jmat.load(tmp_path / "model")[0].config.layers == 3
+    assert results.table().startswith("scores of the whole model's blocks")
+    assert results.plot("prune.png").get_suptitle().endswith("blocks removed by linearity")
+    assert capsys.readouterr() == ("", "")
+    failing = prune.Options(method=["delete", "distil"], score="angular", distil_steps=4, learning_rate=1e30)
+    with pytest.warns(UserWarning, match="distil failed at 1 of 1"):
+        left = prune.run(lab.model, lab.examples, failing)
+    assert [failure.split(":")[0] for failure in left.failures] == ["distil failed at 1 of 1 blocks"]
+    assert {row["method"] for row in left.rows if row.get("removed") == 1} == {"delete"}
+
+
 def test_flags_of_pruning_are_its_settings():
-    """By name and default; --method, --intercept and --seed are flags of their own."""
-    settings = {field.name: field.default for field in dataclasses.fields(How)}
+    """By name and default."""
+    settings = {field.name: field.default for field in dataclasses.fields(prune.Options)}
     with loaded("prune") as module:
-        assert {name: flag.default for name, flag in module._HOW.items()} == {
-            name: value for name, value in settings.items() if name not in ("method", "intercept", "seed")
-        }
+        assert module.common.flag_options(prune.Options).methods == [*settings["method"]]
+        defaults = {name: flags.FLAGS[name].default for name in settings}
+    assert defaults == settings | {"method": list(settings["method"])}
 
 
 # --- probe ------------------------------------------------------------------------------------------------------------

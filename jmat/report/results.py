@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
-def _quiet(message: str) -> None:
+def ignore_message(message: str) -> None:
     """Drops a message."""
 
 
@@ -97,8 +97,8 @@ class Results:
         self,
         folder: str | pathlib.Path,
         *,
-        before: Callable[[str], object] = _quiet,
-        say: Callable[[str], object] = _quiet,
+        before: Callable[[str], object] = ignore_message,
+        say: Callable[[str], object] = ignore_message,
     ) -> list[str]:
         """Writes results.json, maps, figures and all further files into a folder, each whole or not at all.
 

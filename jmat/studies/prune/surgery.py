@@ -79,7 +79,7 @@ def save_pruned(
     method: str,
     removed: Collection[int],
     maps: Mapping[Stretch, Linear],
-    info: MapsInfo,
+    info: MapsInfo | None,
     *,
     source: pathlib.Path | None = None,
     tokenizer: Any = None,
@@ -103,10 +103,12 @@ def save_pruned(
     ordinary = method in ("delete", "merge")
     if ordinary:
         model = remove_blocks(fold(model, maps), removed)
+    elif info is None:
+        raise ValueError(f"the maps of {method} are saved with a note of what they were fitted on: give info.")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", PRUNED, *_MAPS):  # of an earlier model there
         (folder / name).unlink(missing_ok=True)
-    if not ordinary:
+    if not ordinary and info is not None:
         about = {"method": method, "removed": sorted(removed), "blocks": label(removed)}
         save_atomically(folder / PRUNED, lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
         save_maps(folder, {map_name("map", stretch): linear for stretch, linear in maps.items()}, info)
