@@ -93,9 +93,9 @@ CHANGES = [
         "test_wiring_rest.py",
     ),
     Change(
-        "experiments/prune.py",
-        "for model in pruned[method][-1:]:",
-        "for model in pruned[method][:1]:",
+        "jmat/studies/prune/study.py",
+        "for last in steps[-1:]",
+        "for last in steps[:1]",
         "the maps of the least pruned model are saved",
         "test_wiring_rest.py",
     ),

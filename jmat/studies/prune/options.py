@@ -57,8 +57,9 @@ class Options(Settings):
     def __post_init__(self) -> None:
         """Raises ValueError for settings that are not valid, or do not go together."""
         super().__post_init__()
-        if self.save and len(self.methods) > 1:
-            raise ValueError(f"save={self.save} writes one model: give one method, not {', '.join(self.methods)}.")
+        methods = self.methods
+        if self.save and len(methods) > 1:
+            raise ValueError(f"save={self.save} writes one model: give one method, not {', '.join(methods)}.")
         check_choice("score", self.score, SCORES)
         check_choice("refit", self.refit, REFITS)
         check_choice("merge_from", self.merge_from, FEATURES)
