@@ -219,7 +219,9 @@ class Job:
         results = dataclasses.replace(results, config=self.config, text=read, maps_info=info)
         written = results.save(self.out, before=self.path, say=say)
         print(results.table())
-        print(f"wrote {self.out}/{', '.join(written)}")
+        pages = [name for name in written if name.endswith(".html")]
+        others = ", ".join(name for name in written if name not in pages)
+        print(f"wrote {self.out}/{others}", *(f"open {self.out}/{name} in a browser" for name in pages), sep="; ")
 
     def finish(self, rows: list[dict[str, Any]], *, text: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Writes results.json and returns it. `text`: what was read; default: the examples."""

@@ -1,5 +1,7 @@
 """Studies called from Python: their rows and files are those of their scripts."""
 
+import html
+
 import pytest
 
 import jmat
@@ -7,7 +9,7 @@ from jmat.data.corpus import fit_eval
 from jmat.data.examples import Examples
 from jmat.data.sampling import make_examples
 from jmat.report.results import read_results
-from jmat.studies import early_exit
+from jmat.studies import early_exit, peek
 from tests.inside import call, text
 from tests.test_reference import REFERENCE
 
@@ -96,3 +98,57 @@ def test_early_exit_reads_texts(gpt2, sentences):
 def test_early_exit_refuses_a_wrong_setting(wrong, message):
     with pytest.raises(ValueError, match=message):
         early_exit.Options(**wrong)
+
+
+PEEK = ["Returns the name of the file.", "The default value"]
+
+
+def test_peek_is_a_call(gpt2, examples, tmp_path, capfd):
+    model, tokenizer = gpt2
+    given = [f"--sentences={sentence}" for sentence in PEEK]
+    outcome = call("peek", *given, corpus=text(), layers="0,2", top=2, **FEW)
+    options = peek.Options(seed=1, layers=(0, 2), top=2)
+    capfd.readouterr()
+    results = peek.run(model, PEEK, options, tokenizer=tokenizer, examples=examples)
+    assert "".join(capfd.readouterr()) == ""
+    assert without_notes(results.rows) == without_notes(outcome.rows)
+    assert saved(results, tmp_path) == left_by(outcome)
+    for name in ("fit", "eval", "sentences"):
+        assert results.text[name] == outcome.results["text"][name]
+    assert results.peek["sentences"][1]["text"] == PEEK[1]
+    page = results._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert html.unescape(page.partition('srcdoc="')[2].partition('"')[0]) == (tmp_path / "peek.html").read_text("utf-8")
+    shown = outcome.printed.splitlines()
+    assert all(line in shown for line in results.table().splitlines())
+    assert shown[-1] == f"wrote {outcome.out}/results.json, peek.json; open {outcome.out}/peek.html in a browser"
+
+
+def test_peek_reads_with_maps_or_fits_on_texts(gpt2, sentences):
+    model, tokenizer = gpt2
+    linear = jmat.studies.layer_jump.run(model, sentences, tokenizer=tokenizer).maps
+    given = peek.run(model, PEEK, tokenizer=tokenizer, maps=linear)
+    fitted = peek.run(model, PEEK, tokenizer=tokenizer, examples=sentences)
+    assert without_noise(given.rows) == without_noise(fitted.rows)
+    own = peek.run(model, tokenizer=tokenizer, maps=linear)
+    assert len(own.peek["sentences"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give one of maps= and examples="),
+        ({"maps": {}, "examples": []}, "give one of maps= and examples="),
+        ({"maps": {}}, r"maps= has no map mat\.0\.4"),
+        ({"maps": {}, "options": {"layers": [9]}}, "layers has '9'; choose from 0, 1, 2, 3, 4"),
+        ({"maps": {}, "options": {"top": 0}}, "top=0: expected a whole number of at least 1"),
+        ({"maps": {}, "options": {"top": 999}}, "top=999: expected 1 to 768"),
+        ({"maps": {}, "tokenizer": None}, "has no tokenizer"),
+        ({"maps": {}, "sentences": "one text"}, "expected a list of sentences; got one text"),
+        ({"maps": {}, "sentences": ["a" * 2000]}, "tokens; expected 1 to"),
+    ],
+)
+def test_peek_refuses_what_it_cannot_read(gpt2, given, message):
+    read = {"tokenizer": gpt2[1], "sentences": PEEK, **given}
+    with pytest.raises(ValueError, match=message):
+        peek.run(gpt2[0], read.pop("sentences"), peek.Options(**read.pop("options", {})), **read)

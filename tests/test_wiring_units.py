@@ -17,6 +17,7 @@ from jmat.runtime.checks import chosen, chosen_layers
 from jmat.studies import layer_jump
 from jmat.studies.early_exit import study as exit_study
 from jmat.studies.fitting import ReadingSettings, tokens_read
+from jmat.studies.peek.study import without_gap
 from jmat.studies.settings import Subject
 from jmat.studies.verify.report import Report, SiteDifference
 from jmat.training.penalties import Regularizer
@@ -80,10 +81,9 @@ def test_sizes_are_whole_numbers():
 
 
 def test_a_masked_model_is_shown_the_gap_and_a_causal_one_what_stands_before():
-    with loaded("peek") as script:
-        _, tokenizer = jmat.load(REFERENCE / "bert")
-        assert script.without_gap("Return a new ___ of it.", tokenizer, masked=True) == "Return a new [MASK] of it."
-        assert script.without_gap("Return a new ___ of it.", tokenizer, masked=False) == "Return a new"
+    _, tokenizer = jmat.load(REFERENCE / "bert")
+    assert without_gap("Return a new ___ of it.", tokenizer, masked=True) == "Return a new [MASK] of it."
+    assert without_gap("Return a new ___ of it.", tokenizer, masked=False) == "Return a new"
 
 
 def test_continuations_begin_with_the_prompt_though_the_model_reads_bos_before_it(gpt2, monkeypatch):

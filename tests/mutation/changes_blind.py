@@ -616,9 +616,9 @@ CHANGES = [
         "test_wiring_parts.py test_submodules.py",
     ),
     Change(
-        "experiments/peek.py",
-        "predictions.add(logits(job.model, streams[L][:_READ]))",
-        "predictions.add(logits(job.model, streams[L][:1]))",
+        "jmat/studies/peek/study.py",
+        "predictions.add(logits(model, streams[L][:_READ]))",
+        "predictions.add(logits(model, streams[L][:1]))",
         "peek cannot see that predictions do not depend on the text",
         "test_wiring_early_exit.py",
     ),

@@ -1,1 +1,5 @@
-"""Shows what every layer already predicts, in the terminal and as a page."""
+"""Shows what every layer already predicts, in the terminal, in a notebook and as a page."""
+
+from jmat.studies.peek.study import FILES, Options, check, run
+
+__all__ = ["FILES", "Options", "check", "run"]
