@@ -37,8 +37,8 @@ def main(argv: list[str]) -> None:
     job = common.start("peek", writes=peek.FILES, options=peek.Options, reads=("maps",))
     options, sentences, maps = job.options(peek.Options), _SENTENCES.value or None, _MAPS.value or None
     peek.check(job.model, sentences, options, tokenizer=job.tokenizer)  # before a corpus is read
-    read = {"maps": maps, "examples": None if maps else job.examples}
-    results = peek.run(job.model, sentences, options, **read, **job.context)
+    examples = None if maps else job.examples
+    results = peek.run(job.model, sentences, options, maps=maps, examples=examples, **job.context)
     job.publish(results, text=results.text if maps else None)
 
 
