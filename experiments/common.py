@@ -373,16 +373,6 @@ def check_same_weights(name: str, fingerprint: Callable[[], str]) -> None:
         hosts.check_same({f"the hash of the weights of {name}": fingerprint()})
 
 
-def check_same_kind(name: str, model: Any, other: Any) -> None:
-    """Raises ValueError where a model to be compared with that of --model predicts in another way."""
-    if model.config.causal != other.config.causal:
-        kinds = ["a causal model" if each.config.causal else "a masked model" for each in (other, model)]
-        raise ValueError(
-            f"{name} is {kinds[0]} and {FLAGS.model} is {kinds[1]}: they are read at different positions and predict "
-            "different tokens, so nothing can be compared."
-        )
-
-
 def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
     """The examples in `source`, an .npz file, or new ones from the corpus of that name."""
     check_pieces(source)

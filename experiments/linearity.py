@@ -38,6 +38,7 @@ from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.plots import plot_r2
 from jmat.report.tables import format_table
 from jmat.runtime import hosts
+from jmat.runtime.checks import check_same_kind
 from jmat.runtime.digests import model_hash
 from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import report
@@ -118,7 +119,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Any:
         how["ignore_config"] = fields_among(find(source, revision=how["revision"]), FLAGS.ignore_config)
     model, _ = load(source, **how)
     common.check_same_weights(name, lambda: model_hash(parameters(model)))
-    common.check_same_kind(name, job.model, model)
+    check_same_kind(name, model.config.causal, FLAGS.model, job.model.config.causal)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (job.model, model))
     if mine != theirs:
         raise ValueError(

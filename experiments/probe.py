@@ -13,26 +13,19 @@ fine-tuning or pruning. Writes results.json and probe.png. About two minutes on 
 Expect accuracy to rise over the first layers and to flatten.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from experiments import cli, common
-from jmat.capture.activations import check_examples
 from jmat.checkpoint.load import load
-from jmat.data.corpus import sentences_fingerprint
-from jmat.data.examples import Examples, target_tokens
-from jmat.models.sites import stream_sites
-from jmat.report.plots import plot_by_layer
-from jmat.report.tables import format_table
-from jmat.studies.probe import CLASSIFIERS, check_labels, labelled_examples, probe_rows, read_labelled, token_classes
-from jmat.studies.settings import Subject
+from jmat.runtime.checks import check_same_kind
+from jmat.studies import probe
+from jmat.studies.probe.labels import read_labelled
 
 flags.adopt_module_key_flags(common)
 _LABELS = flags.DEFINE_string("labels", None, "Labelled texts, JSON lines; default: the class of the next token.")
-_CLASSIFIER = flags.DEFINE_enum("classifier", "ridge", CLASSIFIERS, "Classifier that is fitted to each layer.")
+flags.DEFINE_enum("classifier", "ridge", probe.CLASSIFIERS, "Classifier that is fitted to each layer.")
 _AGAINST = flags.DEFINE_string("against", None, "A second model to probe: a bundled name, hub id or folder.")
 
 
@@ -40,76 +33,24 @@ def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
     common.check_sklearn("probe")
-    labelled = read_labelled(_LABELS.value) if _LABELS.value else None
-    job = common.start("probe", writes=("probe.png",), reads=("labels", "against"))
-    other = None
-    if _AGAINST.value:
-        cli.say(f"loading {_AGAINST.value}")
-        other = load(_AGAINST.value, dtype=job.config["dtype"])
-        if labelled is None:
-            common.check_same_kind(_AGAINST.value, job.model, other[0])
-    inputs = labelled_inputs(job, job.config["model"], job.model, job.tokenizer, labelled)
-    others = None if other is None else labelled_inputs(job, str(_AGAINST.value), *other, labelled)
-    rows = probe(job, job.model, *inputs)
-    if other is not None and others is not None:
-        rows += [{**row, "map": f"{row['map']} (against)"} for row in probe(job, other[0], *others)]
-    texts = [f"{text} {label}" for text, label in zip(*labelled, strict=True)] if labelled else []
-    read = {"source": _LABELS.value, "texts": sentences_fingerprint(texts)} if labelled else job.text()
-    results = job.finish(rows, text=read)
-    by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
-    layers = dict.fromkeys(row["layer"] for row in by_layer)
-    level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
-    shown = {**results, "rows": [*by_layer, *level]}
-    figure = cli.drawn(
-        job.path("probe.png"), plot_by_layer, shown, ("accuracy",), title=f"{job.config['model']}: probes"
-    )
-    print(format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",)))
-    for row in rows:
-        if "layer" not in row:
-            print(f"{row['map']}: {row['value']:.3f}")
-    cli.print_notes(rows)
-    print(f"wrote {job.out}/results.json{figure}")
+    texts, labels = read_labelled(_LABELS.value) if _LABELS.value else (None, None)
+    job = common.start("probe", writes=(probe.FIGURE,), options=probe.Options, reads=("labels", "against"))
+    other = None if _AGAINST.value is None else load_other(job, _AGAINST.value, reads_corpus=labels is None)
+    examples = texts or job.examples
+    if other is not None and labels is None:
+        other = other._replace(examples=common.prepare_examples(other.model, other.tokenizer, job.source))
+    given: dict[str, Any] = {"labels": labels, "against": other, **job.context}
+    results = probe.run(job.model, examples, job.options(probe.Options), **given)
+    job.publish(results, text={**dict(results.text or {}), "source": _LABELS.value} if labels else None)
 
 
-Inputs = tuple[Examples, Mapping[str, np.ndarray], int | None]
-
-
-def labelled_inputs(
-    job: common.Job, name: str, model: Any, tokenizer: Any, labelled: tuple[list[str], list[str]] | None
-) -> Inputs:
-    """Returns the examples of one model, their labels, and the token that masks what is predicted, if one does."""
-    if tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer, which it takes to read texts and to tell words from punctuation.")
-    masked = not model.config.causal
-    if labelled:
-        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": job.config["seed"]}
-        examples, labels = labelled_examples(labelled[0], labelled[1], tokenizer, **size)
-        cli.say(f"{examples.fit.num_examples} labelled texts to fit on, {examples.eval.num_examples} to evaluate on")
-    else:
-        examples = job.examples if model is job.model else common.prepare_examples(model, tokenizer, job.source)
-        splits = {"fit": examples.fit, "eval": examples.eval}
-        labels = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
-    check_labels(labels["fit"])
-    check_examples(examples, model.config)
-    return examples, labels, tokenizer.mask_token_id if masked and not labelled else None
-
-
-def probe(
-    job: common.Job, model: Any, examples: Examples, labels: Mapping[str, np.ndarray], mask_token: int | None
-) -> list[dict[str, Any]]:
-    """Returns the rows of one model."""
-    subject = Subject(model, examples, mask_token=mask_token, say=cli.say)
-    both = common.capture_both(subject, stream_sites(model.config.layers))
-    fit, held_out = (dict(enumerate(acts.values())) for acts in both)
-    return probe_rows(
-        fit,
-        held_out,
-        labels,
-        classifier=_CLASSIFIER.value,
-        groups=examples.eval.rows,
-        seed=job.config["seed"],
-        progress="probe",
-    )
+def load_other(job: common.Job, name: str, *, reads_corpus: bool) -> probe.Other:
+    """Returns the model of --against. Raises ValueError for one that reads the corpus at other positions."""
+    cli.say(f"loading {name}")
+    model, tokenizer = load(name, dtype=job.config["dtype"])
+    if reads_corpus:
+        check_same_kind(name, model.config.causal, job.config["model"], job.model.config.causal)
+    return probe.Other(model, tokenizer)
 
 
 if __name__ == "__main__":

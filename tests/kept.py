@@ -123,7 +123,8 @@ def describe(outcome: Any) -> Leaves:
         leaves |= _maps(*outcome.maps)
     for group, printed in (("printed", outcome.printed), ("said", outcome.said)):
         lines = [line for line in printed.splitlines() if group == "printed" or line.startswith("· ")]
-        lines = [line for line in lines if not line.startswith("timed on")]  # which names the processor
+        # Empty lines say nothing; "timed on" names the processor.
+        lines = [line for line in lines if line.strip() and not line.startswith("timed on")]
         leaves[f"group {group}"] = str(len(lines))
         for number, line in enumerate(lines):
             leaves |= _line(f"{group} {number}", line)

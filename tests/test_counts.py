@@ -21,12 +21,12 @@ from jmat.report.tables import format_table
 from jmat.runtime import mesh
 from jmat.runtime.digests import model_hash
 from jmat.studies import tasks
-from jmat.studies.cross_corpus import check_sizes, over_layers
+from jmat.studies.cross_corpus.rows import check_sizes, over_layers
 from jmat.studies.early_exit.report import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome
 from jmat.studies.peek.page import percent
 from jmat.studies.peek.predictions import _shown
-from jmat.studies.probe import token_classes
+from jmat.studies.probe.labels import token_classes
 from jmat.studies.prune.plans import _without
 from jmat.studies.prune.surgery import load_pruned, save_pruned
 from jmat.studies.r2 import pair_rows, resamples

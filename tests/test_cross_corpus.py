@@ -6,13 +6,18 @@ import os
 import numpy as np
 import pytest
 
+import jmat
 from jmat.data import save_examples
 from jmat.data.examples import Examples, Split
 from jmat.forward import logits
 from jmat.metrics.r2 import r2_score
 from jmat.studies import cross_corpus
+from jmat.studies.cross_corpus import plots as travel_plots
+from jmat.studies.cross_corpus import rows as travel
+from tests.inside import text
 from tests.intervals import by_hand
 from tests.scripts import on, run
+from tests.test_reference import REFERENCE
 
 D = 64  # of the reference GPT-2
 
@@ -29,7 +34,7 @@ def world(seed, n=150):
 def test_fits_are_least_squares_on_nested_examples(intercept):
     streams = world(0)
     streams[4] = streams[4] + np.random.default_rng(1).normal(size=streams[4].shape).astype(np.float32)
-    few, many = cross_corpus.fit_sizes("a", streams, [80, 120], intercept=intercept, seed=3)
+    few, many = travel.fit_sizes("a", streams, [80, 120], intercept=intercept, seed=3)
     order = np.random.default_rng(3).permutation(150)
     for fit, n in ((few, 80), (many, 120)):
         assert (fit.corpus, fit.n, fit.problem, set(fit.maps)) == ("a", n, "", {0, 2})
@@ -43,16 +48,16 @@ def test_fits_are_least_squares_on_nested_examples(intercept):
 
 
 def test_too_few_examples_are_told():
-    (fit,) = cross_corpus.fit_sizes("a", world(0), [40])
+    (fit,) = travel.fit_sizes("a", world(0), [40])
     assert "layer 0: rank 40 of 64: fewer examples than dimensions" in fit.problem
 
 
 @pytest.fixture(scope="module")
 def rows(gpt2):
     """Two corpora, maps of both from 100 examples, and of the first from 70."""
-    fits = cross_corpus.fit_sizes("a", world(0), [70, 100]) + cross_corpus.fit_sizes("b", world(1), [100])
+    fits = travel.fit_sizes("a", world(0), [70, 100]) + travel.fit_sizes("b", world(1), [100])
     held_out = {"a": world(0, 200), "b": world(1, 200)}
-    return [row for corpus, streams in held_out.items() for row in cross_corpus.cross_rows(gpt2, fits, corpus, streams)]
+    return [row for corpus, streams in held_out.items() for row in travel.cross_rows(gpt2, fits, corpus, streams)]
 
 
 def find(rows, **wanted):
@@ -87,7 +92,7 @@ def test_a_map_is_perfect_at_home_and_not_abroad(rows):
 
 def test_figures_are_those_of_a_plain_computation(gpt2, rows):
     streams = world(1, 200)
-    (fit,) = cross_corpus.fit_sizes("a", world(0), [70])
+    (fit,) = travel.fit_sizes("a", world(0), [70])
     for layer in (0, 2):
         where = {"eval_corpus": "b", "layer": layer}
         for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fit.maps[layer](streams[layer])))):
@@ -99,11 +104,11 @@ def test_figures_are_those_of_a_plain_computation(gpt2, rows):
 
 def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
     streams, sentences = world(1, 200), np.repeat(np.arange(40), 5).astype(np.int32)
-    fits = cross_corpus.fit_sizes("a", world(0), [70])
+    fits = travel.fit_sizes("a", world(0), [70])
     full = logits(gpt2, streams[4]).argmax(-1)
     found = {}
     for seed in (3, 4):
-        rows = cross_corpus.cross_rows(gpt2, fits, "b", streams, groups=sentences, seed=seed)
+        rows = travel.cross_rows(gpt2, fits, "b", streams, groups=sentences, seed=seed)
         found[seed] = {(r["map"], r["layer"]): r for r in rows if r["metric"] == "precision@1"}
     for layer in (0, 2):
         for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fits[0].maps[layer](streams[layer])))):
@@ -121,16 +126,16 @@ def test_the_final_layer_alone_is_refused(tmp_path):
 
 
 def test_sizes():
-    assert cross_corpus.check_sizes([], 900) == [250, 500, 900]
-    assert cross_corpus.check_sizes([], 100) == [100]
-    assert cross_corpus.check_sizes([500, 20, 20], 500) == [20, 500]
+    assert travel.check_sizes([], 900) == [250, 500, 900]
+    assert travel.check_sizes([], 100) == [100]
+    assert travel.check_sizes([500, 20, 20], 500) == [20, 500]
     for wrong in (0, 501):
         with pytest.raises(ValueError, match=f"sizes has {wrong}; expected 1 to 500"):
-            cross_corpus.check_sizes([wrong], 500)
+            travel.check_sizes([wrong], 500)
 
 
 def test_means_over_layers(rows):
-    means = cross_corpus.over_layers(rows)
+    means = travel.over_layers(rows)
     assert len(means) * 2 == len(rows)
     chosen = {"map": "mat", "fit_corpus": "b", "eval_corpus": "a", "n_fit": 100, "metric": "precision@5"}
     assert find(means, **chosen) == [pytest.approx(np.mean(find(rows, **chosen)))]
@@ -166,9 +171,31 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
 
 
 def test_files_of_one_name_are_told_apart_in_figures():
-    assert cross_corpus._labels(["docs", "a/x.txt", "b/x.txt", "c/y.txt"]) == {
+    assert travel_plots._labels(["docs", "a/x.txt", "b/x.txt", "c/y.txt"]) == {
         "docs": "docs",
         "a/x.txt": "a/x.txt",
         "b/x.txt": "b/x.txt",
         "c/y.txt": "y.txt",
     }
+
+
+def test_the_study_is_called_from_python(tmp_path):
+    model, tokenizer = jmat.load(REFERENCE / "gpt2")
+    texts = text().read_text("utf-8").splitlines()[:260]
+    corpora = {"first": texts[:120], "second": texts[120:]}
+    results = cross_corpus.run(model, corpora, cross_corpus.Options(sizes=(70,), layers=(2,)), tokenizer=tokenizer)
+    pairs = {(row["fit_corpus"], row["eval_corpus"]) for row in results.rows if row["map"] == "mat"}
+    assert pairs == {(a, b) for a in corpora for b in corpora}
+    assert {(row["layer"], row["target"], row["n_fit"]) for row in results.rows} == {(2, 4, 0), (2, 4, 70)}
+    assert set(results.text) == set(corpora)
+    assert set(results.save(tmp_path)) == {"results.json", "pairs.png", "learning_curve.png"}
+    assert "mean over layers; fitted on 70 examples" in results.table()
+    for wrong, message in (
+        ({"layers": (4,)}, "layers=4 is the final layer"),
+        ({"layers": (9,)}, "layers has '9'; choose from 0, 1, 2, 3, 4"),
+        ({"sizes": (5000,)}, "sizes has 5000; expected 1 to 90, the fit examples of the smallest corpus"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cross_corpus.run(model, corpora, cross_corpus.Options(**wrong), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="there is no corpus to fit on"):
+        cross_corpus.run(model, {}, tokenizer=tokenizer)

@@ -18,7 +18,7 @@ from jmat.studies.early_exit.thresholds import Outcome
 from jmat.studies.evaluation import metric_rows
 from jmat.studies.linearity.measure import Measured, PerToken, step_pairs
 from jmat.studies.linearity.report import difference_rows, linearity_rows, resampled
-from jmat.studies.probe import probe_rows
+from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
 from tests.intervals import by_hand

@@ -14,12 +14,13 @@ from jmat.maps.types import Identity, Linear
 from jmat.metrics.bootstrap import bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, format_notes, noted
-from jmat.studies import cross_corpus, evaluation, tasks
+from jmat.studies import evaluation, tasks
+from jmat.studies.cross_corpus import rows as travel
 from jmat.studies.early_exit.report import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome, layers_saved
 from jmat.studies.linearity import report
 from jmat.studies.linearity.measure import measure, step_pairs
-from jmat.studies.probe import probe_rows
+from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
 from tests.splits import make_split
@@ -96,8 +97,8 @@ def test_a_model_that_does_not_read_is_noted_wherever_predictions_are_compared(g
     evaluation.evaluate(gpt2, VARIED, shortcuts, predictions=alive)
     assert alive.note() is None
 
-    fit = cross_corpus.Fit("a", 40, {0: Linear(np.eye(64, dtype=np.float32))}, "")
-    rows = cross_corpus.cross_rows(model, [fit], "a", {0: VARIED, 4: VARIED})
+    fit = travel.Fit("a", 40, {0: Linear(np.eye(64, dtype=np.float32))}, "")
+    rows = travel.cross_rows(model, [fit], "a", {0: VARIED, 4: VARIED})
     assert {SAME in row.get("note", "") for row in rows if row["metric"] == "precision@1"} == {True}
     tokenizer = jmat.load(REFERENCE / "gpt2")[1]
     assert SAME in tasks.text_rows(model, tokenizer, "text", ["Returns the value of it."])[0]["note"]
@@ -148,9 +149,9 @@ def test_r2_says_which_coordinates_do_not_vary():
 
 def test_every_other_r2_of_what_does_not_vary_is_none(gpt2):
     flat = np.full((12, 64), 0.1, np.float32)
-    rows = cross_corpus.cross_rows(gpt2, [], "a", {0: VARIED[:12], 4: flat})
+    rows = travel.cross_rows(gpt2, [], "a", {0: VARIED[:12], 4: flat})
     assert {(row["value"], row["note"]) for row in rows if row["metric"] == "r2"} == {(None, DOES_NOT_VARY)}
-    means = {row["metric"]: row["value"] for row in cross_corpus.over_layers(rows)}
+    means = {row["metric"]: row["value"] for row in travel.over_layers(rows)}
     assert means["r2"] is None
 
     model, split = dead(gpt2), make_split([9, 12, 5])

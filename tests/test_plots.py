@@ -7,7 +7,8 @@ from matplotlib.image import imread
 
 from jmat.models.sites import SUBMODULES
 from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2, save_figure
-from jmat.studies import cross_corpus
+from jmat.studies.cross_corpus import plots as travel_plots
+from jmat.studies.cross_corpus import rows as travel
 from jmat.studies.linearity import report
 from jmat.studies.prune.report import plot_prune
 from tests.figures import band, curve, digits, legend, look, ticks
@@ -309,7 +310,7 @@ def test_pruned_models_by_method(saved):
 
 
 def test_maps_that_travel(saved):
-    means = cross_corpus.over_layers(CROSS)
+    means = travel.over_layers(CROSS)
 
     def mean(fit, eval_, n, metric):
         (row,) = chosen(means, fit_corpus=fit, eval_corpus=eval_, n_fit=n, metric=metric)
@@ -317,7 +318,7 @@ def test_maps_that_travel(saved):
         assert row["value"] == pytest.approx(np.mean([each["value"] for each in layers]))
         return row["value"]
 
-    figure = saved(cross_corpus.plot_pairs, CROSS)
+    figure = saved(travel_plots.plot_pairs, CROSS)
     for panel, metric in zip(figure.axes, ("precision@1", "precision@10", "r2"), strict=False):
         assert (panel.get_title(), panel.get_xlabel()) == (metric, "evaluated on")
         assert ticks(panel.xaxis) == ["a", "x"]
@@ -329,7 +330,7 @@ def test_maps_that_travel(saved):
     assert ticks(figure.axes[0].yaxis) == ["a", "x", "id"]
     assert figure.axes[0].get_ylabel() == "fitted on 500 examples of"
 
-    figure = saved(cross_corpus.plot_learning_curve, CROSS)
+    figure = saved(travel_plots.plot_learning_curve, CROSS)
     samples, panels = legend(figure), np.reshape(figure.axes, (2, 3))
     assert list(samples) == ["fitted on a", "fitted on x", "id"]
     assert [panel.get_title() for panel in panels[0]] == ["precision@1", "surprisal, nats", "r2, cut off at −1"]

@@ -9,7 +9,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import AutoTokenizer
 
-from jmat.studies.probe import labelled_examples, probe_rows, read_labelled, token_classes
+import jmat
+from jmat.studies import probe
+from jmat.studies.probe.classifiers import probe_rows
+from jmat.studies.probe.labels import labelled_examples, read_labelled, token_classes
+from tests.inside import text
 from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 
@@ -131,3 +135,21 @@ def test_the_script(tmp_path):
     assert max(ours) > 0.9
     assert "majority" in printed
     assert (tmp_path / "out" / "probe.png").exists()
+
+
+def test_the_study_is_called_from_python(tmp_path):
+    model, tokenizer = jmat.load(REFERENCE / "gpt2")
+    texts = text().read_text("utf-8").splitlines()[:100]
+    labels = ["long" if len(each) > 60 else "short" for each in texts]
+    results = probe.run(model, texts, probe.Options(seed=5), tokenizer=tokenizer, labels=labels)
+    assert [row["layer"] for row in results.rows if row["map"] == "ridge"] == [0, 1, 2, 3, 4]
+    assert {row["n"] for row in results.rows} == {25}
+    assert set(results.save(tmp_path)) == {"results.json", "probe.png"}
+    classes = probe.run(model, texts, tokenizer=tokenizer)
+    assert {row["map"] for row in classes.rows} == {"ridge", "majority"}
+    with pytest.raises(ValueError, match="classifier='tree': expected one of ridge, logistic"):
+        probe.Options(classifier="tree")
+    with pytest.raises(ValueError, match="there are 99 labels; expected a list of as many texts"):
+        probe.run(model, texts, tokenizer=tokenizer, labels=labels[1:])
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        probe.run(model, texts, labels=labels)

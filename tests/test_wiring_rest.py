@@ -19,8 +19,8 @@ from jmat.data import Examples, save_examples
 from jmat.data.examples import target_tokens
 from jmat.maps.types import Identity
 from jmat.metrics.bootstrap import bootstrap_counts
-from jmat.studies import prune
-from jmat.studies.probe import labelled_examples, token_classes
+from jmat.studies import probe, prune
+from jmat.studies.probe.labels import labelled_examples, token_classes
 from tests.by_hand import Lab, affine, compare, log_p, r2, same
 from tests.figures import curve, legend
 from tests.inside import call, changed_model, loaded, text
@@ -236,15 +236,31 @@ def test_probe_reads_both_models_each_with_its_own_streams():
 def test_probe_reads_the_text_in_the_tokens_of_each_model(monkeypatch):
     first, second = (jmat.load(path) for path in (REFERENCE / "gpt2", changed_model()))
     lab, other = Lab(num_fit=60), Lab(num_fit=70)
-    asked = []
+    both = probe.run(first[0], lab.examples, tokenizer=first[1], against=probe.Other(*second, other.examples))
+    alone = probe.run(second[0], other.examples, tokenizer=second[1])
+    against = [row for row in both.rows if row["map"].endswith(" (against)")]
+    assert [{**row, "map": row["map"].removesuffix(" (against)")} for row in against] == alone.rows
+    asked, given = [], {}
+
+    def study(*inputs, **options):
+        given.update(options, inputs=inputs)
+        return both
+
+    job = types.SimpleNamespace(
+        model=first[0], examples=lab.examples, source="text", config={"dtype": "float32", "model": "a"}
+    )
+    job.context, job.publish, job.options = {}, lambda *results, **text: None, lambda kind: kind()
     with loaded("probe") as script:
-        monkeypatch.setattr(script.common, "prepare_examples", lambda *given: asked.append(given) or other.examples)
-        job = types.SimpleNamespace(model=first[0], examples=lab.examples, source="text", config={"seed": 0})
-        for model, wanted in ((first, lab), (second, other)):
-            examples, labels, _ = script.labelled_inputs(job, "name", *model, None)
-            assert examples is wanted.examples
-            assert {name: len(values) for name, values in labels.items()} == {"fit": wanted.num_fit, "eval": 40}
+        monkeypatch.setattr(script.common, "prepare_examples", lambda *of: asked.append(of) or other.examples)
+        monkeypatch.setattr(script.common, "start", lambda *names, **files: job)
+        monkeypatch.setattr(script.probe, "run", study)
+        monkeypatch.setattr(script, "load", lambda name, dtype: second)
+        monkeypatch.setattr(script, "_AGAINST", types.SimpleNamespace(value="second"))
+        monkeypatch.setattr(script, "_LABELS", types.SimpleNamespace(value=None))
+        script.main([])
     assert asked == [(*second, "text")]
+    assert given["inputs"][:2] == (first[0], lab.examples)
+    assert given["against"] == (*second, other.examples)
 
 
 def test_probe_of_labelled_texts_divides_them_by_the_seed(tmp_path):

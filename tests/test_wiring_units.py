@@ -14,7 +14,7 @@ import jmat
 from jmat import models
 from jmat.data import corpus
 from jmat.runtime.checks import chosen, chosen_layers
-from jmat.studies import layer_jump
+from jmat.studies import cross_corpus, layer_jump
 from jmat.studies.early_exit import study as exit_study
 from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.peek.study import without_gap
@@ -73,11 +73,10 @@ def test_choices_are_among_the_valid_ones():
 
 
 def test_sizes_are_whole_numbers():
-    with loaded("cross_corpus") as script:
-        assert script.whole_numbers(["250", "1"]) == [250, 1]
-        for wrong in ("0", "-3", "2.5", ""):
-            with pytest.raises(ValueError, match=f"--sizes has '{wrong}'"):
-                script.whole_numbers(["250", wrong])
+    assert cross_corpus.Options(sizes=["250", 1]).sizes == ["250", 1]
+    for wrong in ("0", "-3", "2.5", "", 0):
+        with pytest.raises(ValueError, match=f"sizes has {wrong!r}"):
+            cross_corpus.Options(sizes=["250", wrong])
 
 
 def test_a_masked_model_is_shown_the_gap_and_a_causal_one_what_stands_before():

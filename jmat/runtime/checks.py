@@ -35,3 +35,13 @@ def check_share(setting: str, value: object) -> None:
     """Raises ValueError for a setting that is no number from 0 to 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise ValueError(f"{setting}={value!r}: expected a number from 0 to 1.")
+
+
+def check_same_kind(name: str, causal: bool, other: str, other_causal: bool) -> None:
+    """Raises ValueError for two models to be compared of which one is causal and the other a masked one."""
+    if causal != other_causal:
+        kinds = {True: "a causal model", False: "a masked model"}
+        raise ValueError(
+            f"{name} is {kinds[causal]} and {other} is {kinds[other_causal]}: they are read at different positions and "
+            "predict different tokens, so nothing can be compared."
+        )

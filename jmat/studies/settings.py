@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jmat.capture.activations import check_examples
@@ -75,6 +75,11 @@ class Subject:
         """Returns the examples to fit on and those to evaluate on, with their names."""
         return ("fit", self.examples.fit), ("eval", self.examples.eval)
 
+    @property
+    def text(self) -> dict[str, str]:
+        """Returns the source of the text, and fingerprints of what is fitted and evaluated on."""
+        return {"source": "texts"} | {name: fingerprint(split) for name, split in self.splits}
+
     def announce(self, message: str) -> None:
         """Prints a message, unless the study is quiet."""
         if self.say is not None:
@@ -136,6 +141,7 @@ def report(
     *,
     maps: dict[str, Linear] | None = None,
     n: int | None = None,
+    text: Mapping[str, Any] | None = None,
     **shown: Any,
 ) -> Results:
     """Returns the results of a study with all that they depend on.
@@ -147,10 +153,10 @@ def report(
       rows: its figures.
       maps: maps that it fitted, by name.
       n: number of tokens that they were fitted on; default: the number of fit examples.
+      text: what was read; default: the subject's.
       shown: `tables`, `figures`, `files` of `Results`.
     """
-    model, fit, held_out = subject.model, subject.examples.fit, subject.examples.eval
-    text = {"source": "texts", "fit": fingerprint(fit), "eval": fingerprint(held_out)}
+    model, text = subject.model, subject.text if text is None else text
     info = None
     if maps is not None:
         info = MapsInfo(
@@ -158,7 +164,7 @@ def report(
             model_hash=subject.model_hash,
             protocol="",
             corpus=text["source"],
-            n=fit.num_examples if n is None else n,
+            n=subject.examples.fit.num_examples if n is None else n,
             seed=options.seed,
             dtype=model.embed.tokens.table.dtype.name,
             fit_text=text["fit"],

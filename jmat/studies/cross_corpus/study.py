@@ -1,0 +1,125 @@
+"""Fits maps to the final layer on each of several corpora, and evaluates them on all of these corpora."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from jmat.data.encoding import Tokenizer
+from jmat.data.examples import Examples
+from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
+from jmat.report.results import Results
+from jmat.report.tables import Row, format_table
+from jmat.runtime.checks import chosen_layers
+from jmat.studies.cross_corpus.plots import plot_learning_curve, plot_pairs
+from jmat.studies.cross_corpus.rows import Fit, Streams, check_sizes, cross_rows, fit_sizes, over_layers
+from jmat.studies.fitting import read_sites
+from jmat.studies.settings import Say, Settings, Subject, read_subject, report
+
+PAIRS, CURVES = "pairs.png", "learning_curve.png"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Holds the settings of the study.
+
+    Attributes:
+      sizes: numbers of examples to fit on; none: doubling from 250, and all of them.
+      layers: source layers, of 0 .. L − 1; none: all.
+    """
+
+    sizes: Sequence[int | str] = ()
+    layers: Sequence[int | str] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is not valid."""
+        super().__post_init__()
+        if wrong := [size for size in self.sizes if not str(size).isdecimal() or int(size) < 1]:
+            raise ValueError(f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000.")
+
+
+def run(
+    model: Transformer,
+    corpora: Mapping[str, Examples | Sequence[str]],
+    options: Options = Options(),
+    *,
+    tokenizer: Tokenizer | None = None,
+    say: Say | None = None,
+) -> Results:
+    """Fits maps on every corpus, from few to all of its examples, and evaluates each on every corpus.
+
+    Args:
+      model: as `jmat.load` returns it.
+      corpora: name → examples, or texts, of which three quarters are fitted on.
+      options: the settings.
+      tokenizer: the model's; texts and masked models need it.
+      say: prints what happens now, beside progress bars; None: quiet.
+
+    Returns:
+      Rows for every layer, map (`mat`, `id`), corpus that it was fitted on (`fit_corpus`), number
+      of examples (`n_fit`) and corpus that it was evaluated on (`eval_corpus`).
+
+    Raises:
+      ValueError: as `jmat.studies.settings.read_subject`; no corpus; a layer or a number of
+        examples that is not there.
+    """
+    L = model.config.layers
+    layers = [*(layer for layer in chosen_layers(options.layers, L) if layer < L), L]
+    if layers == [L]:
+        raise ValueError(f"layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
+    if not corpora:
+        raise ValueError("there is no corpus to fit on; give a dict from names to examples or texts.")
+    subjects = {
+        name: read_subject(model, examples, tokenizer, seed=options.seed, say=say) for name, examples in corpora.items()
+    }
+    smallest = min(subject.examples.fit.num_examples for subject in subjects.values())
+    sizes = check_sizes([int(size) for size in options.sizes], smallest)
+    fits: list[Fit] = []
+    held_out: dict[str, Streams] = {}
+    for name, subject in subjects.items():
+        subject.announce(f"corpus {name}")
+        fit, held_out[name] = (_read(subject, part, layers, options) for part in ("fit", "eval"))
+        how: dict[str, Any] = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
+        fits += fit_sizes(name, fit, sizes, **how)
+    rows: list[dict[str, Any]] = []
+    for found in fits:
+        if found.problem:
+            subject.announce(f"{found.n} examples of {found.corpus}, {found.problem}")
+    for name, streams in held_out.items():
+        how = {"groups": subjects[name].examples.eval.rows, "seed": options.seed}
+        rows += cross_rows(model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **how)
+    figures = {PAIRS: _plot_pairs, CURVES: _plot_learning_curve}
+    text = {name: subject.text for name, subject in subjects.items()}
+    return report("cross_corpus", subject, options, rows, text=text, tables=table, figures=figures)
+
+
+def _read(subject: Subject, part: str, layers: Sequence[int], options: Options) -> Streams:
+    """Returns h_layer of the examples of one part, by layer."""
+    sites = {layer: stream_sites(subject.model.config.layers)[layer] for layer in layers}
+    acts = read_sites(subject, dict(subject.splits)[part], tuple(sites.values()), options, part)
+    return {layer: acts[site] for layer, site in sites.items()}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns two tables of means over the layers: all pairs with the most examples, and the learning curve."""
+    means = [{**row, "fit_corpus": row["fit_corpus"] or "id"} for row in over_layers(rows)]
+    most = max(row["n_fit"] for row in means)
+    pairs = [row for row in means if row["n_fit"] in (0, most)]
+    return "\n".join(
+        [
+            f"mean over layers; fitted on {most} examples of the corpora down, evaluated on those across",
+            format_table(pairs, index="fit_corpus", columns=("metric", "eval_corpus"), metrics=("precision@1", "r2")),
+            "\nprecision@1, mean over layers, over the examples fitted on (0: id); fit corpus, evaluation corpus",
+            format_table(means, index="n_fit", columns=("fit_corpus", "eval_corpus"), metrics=("precision@1",)),
+        ]
+    )
+
+
+def _plot_pairs(results: Mapping[str, Any]) -> Figure:
+    return plot_pairs(results, title=f"{results['config']['model']}: mat fitted on one corpus, evaluated on another")
+
+
+def _plot_learning_curve(results: Mapping[str, Any]) -> Figure:
+    return plot_learning_curve(results, title=f"{results['config']['model']}: mat over the examples it is fitted on")
