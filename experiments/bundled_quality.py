@@ -38,7 +38,7 @@ from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
 from jmat.studies.settings import LARGEST_SEED
-from jmat.studies.tasks import Passage, check_causal, log_likelihoods
+from jmat.studies.tasks.scoring import Passage, check_causal, log_likelihoods
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")

@@ -13,18 +13,16 @@ Seconds for a small model and a few hundred lines. Chance is 1 / choices: a smal
 one should not fall to it.
 """
 
+import dataclasses
+
 from absl import flags
 
 from experiments import cli, common
 from experiments.file_flags import define_files
-from jmat.checkpoint import parameters
-from jmat.data.corpus import sentences_fingerprint, text_sentences
-from jmat.report.results import write_results
-from jmat.report.tables import format_table
-from jmat.runtime.digests import model_hash
+from jmat.data.corpus import text_sentences
 from jmat.runtime.folders import check_output_folder
+from jmat.studies import tasks
 from jmat.studies.prune.surgery import load_pruned
-from jmat.studies.tasks import check_causal, check_choices, read_task, task_rows, text_rows
 
 _TEXT = define_files("text", "Text files, one sentence or paragraph a line: perplexity.")
 _TASKS = define_files("tasks", "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
@@ -43,29 +41,17 @@ def main(argv: list[str]) -> None:
         raise ValueError("nothing to measure: give text files with --text, or tasks with --tasks.")
     check_output_folder(common.output_folder("tasks"))
     texts = {path: text_sentences(path) for path in _TEXT.value}
-    tasks = {path: read_task(path) for path in _TASKS.value}
+    questions = {path: tasks.read_task(path) for path in _TASKS.value}
     if FLAGS.shard_parameters:
         raise ValueError("tasks runs on one device: leave out --shard_parameters.")
+    options = common.flag_options(tasks.Options)
     config, out, _ = common.claim("tasks", reads=("text", "tasks"))
     cli.say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
     model, tokenizer, sites = load_pruned(FLAGS.model, dtype=FLAGS.dtype, revision=FLAGS.revision, ignore_config=ignore)
-    check_causal(model, tokenizer, FLAGS.model)
-    for questions in tasks.values():
-        check_choices(model, tokenizer, questions)
-    settings = {"seed": FLAGS.seed, "sites": sites, "tokens_per_batch": common.tokens_per_batch()}
-    rows = []
-    for path, lines in texts.items():
-        rows += text_rows(model, tokenizer, path, lines, progress=path, **settings)
-    for path, questions in tasks.items():
-        rows += task_rows(model, tokenizer, path, questions, progress=path, **settings)
-    read = {path: sentences_fingerprint(lines) for path, lines in texts.items()}
-    read |= {path: sentences_fingerprint(map(repr, questions)) for path, questions in tasks.items()}
-    write_results(out, "tasks", config, rows, model_hash=model_hash(parameters(model)), text=read)
-    for index in ("text", "task"):
-        if any(index in row for row in rows):
-            print(format_table(rows, index=index, columns=("metric",), intervals=True))
-    cli.print_notes(rows)
+    results = tasks.run(model, questions, options, tokenizer=tokenizer, texts=texts, sites=sites, say=cli.say)
+    dataclasses.replace(results, config=config).save(out)
+    print(results.table())
     print(f"wrote {out}/results.json")
 
 

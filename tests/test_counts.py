@@ -20,7 +20,6 @@ from jmat.report.notes import NO_INTERVAL, estimate
 from jmat.report.tables import format_table
 from jmat.runtime import mesh
 from jmat.runtime.digests import model_hash
-from jmat.studies import tasks
 from jmat.studies.cross_corpus.rows import check_sizes, over_layers
 from jmat.studies.early_exit.report import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome
@@ -30,6 +29,7 @@ from jmat.studies.probe.labels import token_classes
 from jmat.studies.prune.plans import _without
 from jmat.studies.prune.surgery import load_pruned, save_pruned
 from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.tasks import scoring as tasks
 from tests.inside import NOTE, call, loaded, text
 
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import jmat.studies.tasks
+import jmat.studies.tasks.scoring
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import encoding, make_examples
 from jmat.data.sampling import skipped_tokens
@@ -54,17 +54,17 @@ def read_by_text_rows(tokenizer, lines, positions, monkeypatch):
     """The passages that the perplexity of a text is the mean over."""
     seen = []
     monkeypatch.setattr(
-        jmat.studies.tasks,
+        jmat.studies.tasks.scoring,
         "log_likelihoods",
         lambda model, passages, **_: seen.extend(passages) or np.zeros(len(passages)) - 1,
     )
     model = types.SimpleNamespace(config=types.SimpleNamespace(num_positions=positions))
-    rows = jmat.studies.tasks.text_rows(model, tokenizer, "text", lines)
+    rows = jmat.studies.tasks.scoring.text_rows(model, tokenizer, "text", lines)
     return seen, rows
 
 
 def encode_choice(tokenizer, prompt, choice, limit):
-    return jmat.studies.tasks._encode(
+    return jmat.studies.tasks.scoring._encode(
         tokenizer, prompt, choice, limit, encoding.special_tokens(tokenizer, masked=False)
     )
 

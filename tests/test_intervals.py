@@ -11,7 +11,6 @@ from jmat.data.examples import Split
 from jmat.maps.from_moments import Linearity
 from jmat.metrics.r2 import usual_coordinates
 from jmat.models.flops import exit_flops
-from jmat.studies import tasks
 from jmat.studies.early_exit.report import LEVELS, saved_rows
 from jmat.studies.early_exit.rows import METRICS, Reading, exit_rows
 from jmat.studies.early_exit.thresholds import Outcome
@@ -21,6 +20,7 @@ from jmat.studies.linearity.report import difference_rows, linearity_rows, resam
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.tasks import scoring as tasks
 from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
 

@@ -1,6 +1,7 @@
 """Studies called from Python: their rows and files are those of their scripts."""
 
 import html
+import json
 
 import pytest
 
@@ -9,7 +10,7 @@ from jmat.data.corpus import fit_eval
 from jmat.data.examples import Examples
 from jmat.data.sampling import make_examples
 from jmat.report.results import read_results
-from jmat.studies import early_exit, peek
+from jmat.studies import early_exit, peek, tasks
 from tests.inside import call, text
 from tests.test_reference import REFERENCE
 
@@ -152,3 +153,40 @@ def test_peek_refuses_what_it_cannot_read(gpt2, given, message):
     read = {"tokenizer": gpt2[1], "sentences": PEEK, **given}
     with pytest.raises(ValueError, match=message):
         peek.run(gpt2[0], read.pop("sentences"), peek.Options(**read.pop("options", {})), **read)
+
+
+def test_tasks_is_a_call(gpt2, sentences, tmp_path, capfd):
+    model, tokenizer = gpt2
+    words = ("name", "type", "size")
+    asked = [{"context": f"Returns the {word} of", "choices": ["it", "a list"], "answer": 0} for word in words]
+    paths = tmp_path / "lines.txt", tmp_path / "asked.jsonl"
+    paths[0].write_text("\n".join(sentences[:9]))
+    paths[1].write_text("\n".join(map(json.dumps, asked)))
+    outcome = call("tasks", text=paths[0], tasks=paths[1], seed=3)
+    questions, options = tasks.read_task(paths[1]), tasks.Options(seed=3)
+    capfd.readouterr()
+    given = {str(paths[1]): questions}, options
+    results = tasks.run(model, *given, tokenizer=tokenizer, texts={str(paths[0]): sentences[:9]})
+    assert "".join(capfd.readouterr()) == ""
+    assert without_notes(results.rows) == without_notes(outcome.rows)
+    assert results.text == outcome.results["text"]
+    assert results.table().splitlines()[:3] == outcome.printed.splitlines()[:3]
+    assert saved(results, tmp_path / "out") == left_by(outcome)
+    alone = tasks.run(model, questions, options, tokenizer=tokenizer)
+    assert [row["value"] for row in alone.rows] == [row["value"] for row in results.rows[1:]]
+    (line,) = tasks.run(model, (), options, tokenizer=tokenizer, texts=sentences[:9]).rows
+    assert line["value"] == pytest.approx(results.rows[0]["value"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "nothing to measure"),
+        ({"texts": "one text"}, "expected a list of texts; got one text"),
+        ({"texts": ["a text"], "tokenizer": None}, "has no tokenizer"),
+        ({"questions": [tasks.Question("It is", ("a", "b " * 900), 0)]}, "the model reads"),
+    ],
+)
+def test_tasks_refuses_what_it_cannot_measure(gpt2, given, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.run(gpt2[0], **{"tokenizer": gpt2[1], **given})

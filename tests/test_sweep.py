@@ -28,7 +28,7 @@ from jmat.studies.prune.measure import compare_on_text
 from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites
 from jmat.studies.submodules.heads import ablate_heads
 from jmat.studies.submodules.refit import refit_sequentially
-from jmat.studies.tasks import Passage, log_likelihoods
+from jmat.studies.tasks.scoring import Passage, log_likelihoods
 from tests.test_reference import REFERENCE
 from tests.test_streaming import few
 

@@ -7,7 +7,7 @@ import pytest
 
 import jmat
 from jmat.data.encoding import SpecialTokens
-from jmat.studies import tasks
+from jmat.studies.tasks import scoring as tasks
 from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 

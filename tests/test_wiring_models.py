@@ -14,7 +14,7 @@ from jmat import models
 from jmat.checkpoint import parameters
 from jmat.data import corpus, packing
 from jmat.metrics.bootstrap import bootstrap_counts
-from jmat.studies import tasks
+from jmat.studies.tasks import scoring as tasks
 from jmat.training import train as training
 from jmat.training.penalties import Regularizer
 from tests.by_hand import Lab, log_p

@@ -186,7 +186,7 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/studies/tasks.py",
+        "jmat/studies/tasks/scoring.py",
         '"n": int(counts.sum()), "lines": len(sums)}',
         '"n": int(counts.sum()), "lines": len(encoded)}',
         "lines counts those without a token to predict",
@@ -462,11 +462,11 @@ CHANGES = [
         "test_wiring_parts.py test_kept.py test_counts.py test_submodules.py test_defaults.py",
     ),
     Change(
-        "experiments/tasks.py",
-        "for path, questions in tasks.items():\n        rows += task_rows(model, tokenizer, path, questions,",
+        "jmat/studies/tasks/study.py",
+        "for name, asked in tasks.items():\n        rows += task_rows(model, tokenizer, name, asked,",
         (
-            "for path, questions in reversed(tasks.items()):\n        rows += "
-            "task_rows(model, tokenizer, path, tasks[_TASKS.value[0]],"
+            "for name, asked in reversed(tasks.items()):\n        rows += "
+            "task_rows(model, tokenizer, name, next(iter(tasks.values())),"
         ),
         "all tasks are the first one",
         "test_counts.py test_wiring_units.py",
@@ -607,7 +607,7 @@ CHANGES = [
         ),
     ),
     Change(
-        "jmat/studies/tasks.py",
+        "jmat/studies/tasks/scoring.py",
         "if (size := len(joined) - shared) > limit - max(len(before), 1):",
         "if (size := len(joined) - shared) > limit:",
         "a choice as long as the model's positions is not refused",

@@ -461,8 +461,8 @@ CHANGES = [
     ),
     # --- tasks, pretrain, the study and bundled_quality ---------------------------------------------------------------
     Change(
-        "experiments/tasks.py",
-        '"seed": FLAGS.seed, "sites"',
+        "jmat/studies/tasks/study.py",
+        '"seed": options.seed, "sites"',
         '"seed": 0, "sites"',
         "bootstrap: --seed does nothing",
         _MODELS,
