@@ -30,7 +30,8 @@ from jmat.studies.prune.plans import _without
 from jmat.studies.prune.surgery import load_pruned, save_pruned
 from jmat.studies.r2 import pair_rows, resamples
 from jmat.studies.tasks import scoring as tasks
-from tests.inside import NOTE, call, loaded, text
+from jmat.studies.tasks import study
+from tests.inside import NOTE, call, text
 
 
 @pytest.mark.parametrize("sentences", [11, 12])
@@ -143,10 +144,9 @@ def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
 
         return of_one
 
-    with loaded("tasks") as script:
-        monkeypatch.setattr(script, "text_rows", rows("text"))
-        monkeypatch.setattr(script, "task_rows", rows("task"))
-        outcome = call("tasks", **files)
+    monkeypatch.setattr(study, "text_rows", rows("text"))
+    monkeypatch.setattr(study, "task_rows", rows("task"))
+    outcome = call("tasks", **files)
     wanted = [(str(path), texts[path.stem]) for path in files["text"]]
     assert asked == wanted + [(str(path), [path.stem]) for path in files["tasks"]]
     assert [row.get("text", row.get("task")) for row in outcome.rows] == [name for name, _ in asked]
