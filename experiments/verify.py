@@ -9,21 +9,19 @@ differs. The exit code is 1 for WRONG. Seconds for a small model; memory for the
 rounding has to be measured. With --out, writes results.json there too.
 """
 
+import dataclasses
 import sys
 
 import transformers
 from absl import flags
 
 from experiments import cli, common
-from jmat.checkpoint import load_model, parameters
+from jmat.checkpoint import load_model
 from jmat.checkpoint.load import find
 from jmat.checkpoint.tokenizer import check_tokenizer, load_tokenizer
-from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
-from jmat.report.results import write_results
-from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
-from jmat.studies.verify.report import SENTENCES, format_report, report_rows, verify
+from jmat.studies import verify
 
 flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in English sentences.")
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
@@ -47,19 +45,13 @@ def main(argv: list[str]) -> None:
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, FLAGS.model)
-    if FLAGS.text is not None and tokenizer is None:
-        raise ValueError(f"{FLAGS.model} has no tokenizer, so --text cannot be read; leave it out for random tokens.")
-    cli.say("comparing with transformers on PyTorch")
-    report = verify(folder, model, tokenizer, dtype=FLAGS.dtype, text=FLAGS.text)
-    print(format_report(report))
+    model.name, options = FLAGS.model, verify.Options(dtype=FLAGS.dtype)
+    results = verify.run(model, FLAGS.text, options, tokenizer=tokenizer, folder=folder, say=cli.say)
+    print(results.table())
     if FLAGS.out is not None:
-        text = SENTENCES if FLAGS.text is None else [FLAGS.text]
-        source = {"source": "built-in sentences" if FLAGS.text is None else "--text"}
-        read = source | {"eval": sentences_fingerprint(text)}
-        rows, weights = report_rows(report), model_hash(parameters(model))
-        write_results(out, "verify", common.own_flags(), rows, model_hash=weights, text=read)
+        dataclasses.replace(results, config=common.own_flags()).save(out)
         print(f"wrote {out}/results.json")
-    sys.exit(1 if report.verdict == "WRONG" else 0)
+    sys.exit(1 if results.verdict == "WRONG" else 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from jmat.data.corpus import fit_eval
 from jmat.data.examples import Examples
 from jmat.data.sampling import make_examples
 from jmat.report.results import read_results
-from jmat.studies import early_exit, peek, tasks
+from jmat.studies import early_exit, peek, tasks, verify
 from tests.inside import call, text
 from tests.test_reference import REFERENCE
 
@@ -190,3 +190,20 @@ def test_tasks_is_a_call(gpt2, sentences, tmp_path, capfd):
 def test_tasks_refuses_what_it_cannot_measure(gpt2, given, message):
     with pytest.raises(ValueError, match=message):
         tasks.run(gpt2[0], **{"tokenizer": gpt2[1], **given})
+
+
+def test_verify_is_a_call(gpt2, tmp_path):
+    model, tokenizer = gpt2
+    line = "Returns the name of the file."
+    outcome = call("verify", f"--text={line}", dtype="float32")
+    results = verify.run(model, line, tokenizer=tokenizer)
+    assert results.verdict == "MATCH"
+    assert [row["verdict"] for row in results.rows] == ["MATCH"] * len(outcome.rows)
+    assert [row.get("site") for row in results.rows] == [row.get("site") for row in outcome.rows]
+    assert results.text == outcome.results["text"]
+    assert results.table().splitlines()[-1] in outcome.printed.splitlines()
+    assert saved(results, tmp_path) == left_by(outcome)
+    with pytest.raises(ValueError, match="so --text cannot be read"):
+        verify.run(model, line)
+    with pytest.raises(ValueError, match="dtype='float8': expected one of float32"):
+        verify.Options(dtype="float8")

@@ -19,6 +19,7 @@ from jmat.studies.early_exit import study as exit_study
 from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.peek.study import without_gap
 from jmat.studies.settings import Subject
+from jmat.studies.verify import study as verify_study
 from jmat.studies.verify.report import Report, SiteDifference
 from jmat.training.penalties import Regularizer
 from tests.inside import call, loaded, text
@@ -111,15 +112,14 @@ def test_every_part_of_the_benchmark_has_its_own_rows():
 @pytest.mark.parametrize(("verdict", "code"), [("WRONG", 1), ("PRECISION", 0), ("MATCH", 0)])
 def test_verify_ends_with_the_code_of_its_verdict(monkeypatch, verdict, code):
     found = Report(verdict, (SiteDifference("logits", 0.5, 0.1),), "logits" if code else None, 0.75, 0.9, 12)
-    with loaded("verify") as script:
-        monkeypatch.setattr(script, "verify", lambda *_, **__: found)
-        if code:
-            with pytest.raises(ValueError, match="verify ended with 1"):
-                call("verify", f"--text={verdict}")
-        else:
-            outcome = call("verify", f"--text={verdict}")
-            assert {row["verdict"] for row in outcome.rows} == {verdict}
-            assert {"0.5", "0.1", "0.75", "0.9"} == {str(row["value"]) for row in outcome.rows}
+    monkeypatch.setattr(verify_study, "verify", lambda *_, **__: found)
+    if code:
+        with pytest.raises(ValueError, match="verify ended with 1"):
+            call("verify", f"--text={verdict}")
+    else:
+        outcome = call("verify", f"--text={verdict}")
+        assert {row["verdict"] for row in outcome.rows} == {verdict}
+        assert {"0.5", "0.1", "0.75", "0.9"} == {str(row["value"]) for row in outcome.rows}
 
 
 def test_what_is_trained_has_the_sizes_that_are_asked_for():

@@ -114,9 +114,9 @@ CHANGES = [
         "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py test_experiments.py",
     ),
     Change(
-        "experiments/verify.py",
-        "text = SENTENCES if FLAGS.text is None else [FLAGS.text]",
-        "text = SENTENCES",
+        "jmat/studies/verify/study.py",
+        "sentences_fingerprint(SENTENCES if text is None else [text])",
+        "sentences_fingerprint(SENTENCES)",
         "verify's fingerprint is of the built-in sentences always",
         "test_wiring_measures.py",
     ),

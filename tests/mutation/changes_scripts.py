@@ -665,9 +665,9 @@ CHANGES = [
         _MEASURES,
     ),
     Change(
-        "experiments/verify.py",
-        "dtype=FLAGS.dtype, text=FLAGS.text)",
-        'dtype="float32", text=FLAGS.text)',
+        "jmat/studies/verify/study.py",
+        "dtype=options.dtype, text=text)",
+        'dtype="float32", text=text)',
         "rounding is measured in another dtype",
         _MEASURES,
     ),
