@@ -355,6 +355,17 @@ def test_fit_eval_of_a_text_uses_all_of_it_once(tmp_path):
     assert len(fit_eval(path, 10, 5, seed=0)[0]) == 10
 
 
+def test_texts_of_the_same_letters_are_divided_together_in_whatever_order():
+    texts = [sentence for each in numbered(40) for sentence in (each, each.upper(), f"{each} 7!")]
+    fit, held_out = corpus.divide(texts, 3, 1)
+    assert (len(fit), len(held_out)) == (90, 30)
+    letters = [{corpus._letters(text) for text in part} for part in (fit, held_out)]
+    assert not letters[0] & letters[1]
+    assert corpus.divide(reversed(texts), 3, 1) == (fit, held_out)
+    same = [f"number {i}" for i in range(40)]  # all have the same letters
+    assert corpus.divide(reversed(same), 3, 1) == corpus.divide(same, 3, 1)
+
+
 def test_fit_eval_refuses_too_few_sentences(tmp_path, monkeypatch):
     path = write(tmp_path / "text.txt", *numbered(80))
     with pytest.raises(ValueError, match=r"80 distinct sentences .*: 60 .* 20 .* use --num_fit=60 --num_eval=20"):

@@ -12,12 +12,14 @@ from matplotlib.figure import Figure
 import jmat
 import jmat.data.reading
 import jmat.maps.fit
-from jmat.data.examples import mask_positions
+from jmat.data.corpus import divide
+from jmat.data.examples import fingerprint, mask_positions
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.models.family import check_model
 from jmat.report.results import read_results
 from jmat.studies import layer_jump
+from jmat.studies.settings import read_subject
 from tests.inside import text
 from tests.test_reference import REFERENCE
 
@@ -270,6 +272,17 @@ def test_a_study_is_a_call(loaded, texts, tmp_path):
     assert "precision@1" in results._repr_html_()
     with pytest.raises(ValueError, match=r"not 'x\.png'"):
         results.plot("x.png")
+
+
+def test_a_study_divides_texts_as_a_corpus_file_is_divided(loaded, texts):
+    model, tokenizer = loaded
+    examples = read_subject(model, [*texts, texts[0]], tokenizer, seed=4).examples
+    size = {"max_length": model.config.num_positions, "masked": False}
+    expected = make_examples(*divide(texts, 3, 1), tokenizer, protocol="din2023", seed=4, **size)
+    assert fingerprint(examples) == fingerprint(expected)
+    with pytest.raises(ValueError, match="1 different texts are too few"):
+        read_subject(model, texts[:1] * 2, tokenizer)
+    assert read_subject(model, [f"text {i}" for i in range(8)], tokenizer).examples.eval.num_sentences == 2
 
 
 def test_a_model_describes_itself(loaded):

@@ -242,9 +242,7 @@ def fit_eval(
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
     else:
-        sentences = sorted(sentences, key=lambda sentence: _digest(_letters(sentence)))
-        cut = round(len(sentences) * num_fit / (num_fit + num_eval))
-        fit, held_out = sentences[:cut], sentences[cut:]
+        fit, held_out = divide(sentences, num_fit, num_eval)
     if len(fit) < num_fit or len(held_out) < num_eval:
         enough = f"use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text"
         advice = enough if fit and held_out else "give more text"
@@ -254,6 +252,22 @@ def fit_eval(
             f"for; {advice}."
         )
     return _draw(fit, num_fit, seed), _draw(held_out, num_eval, seed)
+
+
+def divide(texts: Iterable[str], fit: int, held_out: int) -> tuple[list[str], list[str]]:
+    """Divides texts by a hash of their letters into those to fit on and those to evaluate on.
+
+    Texts that differ in case, digits and punctuation alone stand side by side, so all but those
+    at the cut stay together. The order in which the texts are given does not matter.
+
+    Args:
+      texts: the texts, each once.
+      fit: parts to fit on, in proportion to `held_out`.
+      held_out: parts to evaluate on.
+    """
+    ranked = sorted(texts, key=lambda text: (_digest(_letters(text)), _digest(text)))
+    cut = round(len(ranked) * fit / (fit + held_out))
+    return ranked[:cut], ranked[cut:]
 
 
 def sentences_fingerprint(sentences: Iterable[str]) -> str:
@@ -298,4 +312,4 @@ def _letters(sentence: str) -> str:
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()

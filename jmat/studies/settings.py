@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jmat.capture.activations import check_examples
 from jmat.capture.reading import mask_token_of
 from jmat.checkpoint import parameters
+from jmat.data.corpus import divide
 from jmat.data.examples import Examples, Split, fingerprint
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
@@ -23,7 +23,7 @@ from jmat.runtime.versions import package_version
 Say = Callable[[str], object]  # prints one line about the work that begins
 
 LARGEST_SEED = 2**32 - 1  # JAX takes 32 bits of a seed: larger ones would repeat smaller ones
-_FIT_SHARE = 0.75  # of texts that are not divided yet
+_SHARES = {"fit": 3, "held_out": 1}  # of texts that are not divided yet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,12 +125,11 @@ def read_subject(
 
 def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:
     check_texts(texts, tokenizer)
-    distinct = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
-    fit = round(_FIT_SHARE * len(distinct))
-    if not 0 < fit < len(distinct):
-        raise ValueError(f"{len(distinct)} different texts are too few: some are fitted on and others evaluated on.")
+    fit, held_out = divide(set(texts), **_SHARES)
+    if not (fit and held_out):
+        raise ValueError(f"{len(set(texts))} different texts are too few: some are fitted on and others evaluated on.")
     size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": not model.config.causal}
-    return make_examples(distinct[:fit], distinct[fit:], tokenizer, protocol="din2023", seed=seed, **size)
+    return make_examples(fit, held_out, tokenizer, protocol="din2023", seed=seed, **size)
 
 
 def report(

@@ -215,8 +215,8 @@ CHANGES = [
     ),
     Change(
         "jmat/data/corpus.py",
-        "cut = round(len(sentences) * num_fit / (num_fit + num_eval))",
-        "cut = round(len(sentences) * num_eval / (num_fit + num_eval))",
+        "cut = round(len(ranked) * fit / (fit + held_out))",
+        "cut = round(len(ranked) * held_out / (fit + held_out))",
         "a user's text is divided by the share of evaluation",
         "test_corpus.py test_kept.py test_counts.py test_names.py test_wiring_jumps.py",
     ),

@@ -836,8 +836,8 @@ CHANGES = [
     ),
     Change(
         "jmat/data/corpus.py",
-        "fit, held_out = sentences[:cut], sentences[cut:]",
-        "fit, held_out = sentences[:cut], sentences",
+        "return ranked[:cut], ranked[cut:]",
+        "return ranked[:cut], ranked",
         "evaluation sentences of a text are fitted on",
         "test_corpus.py",
     ),
