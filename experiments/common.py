@@ -273,7 +273,7 @@ def start(
         many_hosts: the experiment can share its work with other processes.
     """
     check_text_flags()
-    flag_options(options)
+    settings = flag_options(options)
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
@@ -285,6 +285,7 @@ def start(
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
+    settings.check(model.config)
     source = FLAGS.examples or FLAGS.corpus
     job = Job(experiment, config, out, claimed, model, tokenizer, mask_token if masked else None, source)
     check_same_weights(FLAGS.model, lambda: job.model_hash)

@@ -85,7 +85,6 @@ def main(argv: list[str]) -> None:
     writes = [prune.FIGURE, *common.MAPS_FILES, *([prune.MODEL] if FLAGS.save else [])]
     job = common.start("prune", writes=writes, options=prune.Options)
     options = job.options(prune.Options)
-    options.check(job.model.config)
     source = find(FLAGS.model, revision=FLAGS.revision)
     results = prune.run(job.model, job.examples, options, source=source, **job.context)
     job.publish(results)

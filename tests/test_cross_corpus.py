@@ -199,3 +199,10 @@ def test_the_study_is_called_from_python(tmp_path):
             cross_corpus.run(model, corpora, cross_corpus.Options(**wrong), tokenizer=tokenizer)
     with pytest.raises(ValueError, match="there is no corpus to fit on"):
         cross_corpus.run(model, {}, tokenizer=tokenizer)
+
+
+def test_layers_are_checked_before_any_text_is_read(tmp_path):
+    for experiment in ("cross_corpus", "submodule_ablation"):
+        _, said = run(experiment, *on("gpt2", tmp_path), "--layers=9", code=1)
+        assert said.endswith("error: --layers has '9'; choose from 0, 1, 2, 3, 4.\n")
+        assert "examples to fit on" not in said

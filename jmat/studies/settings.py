@@ -14,6 +14,7 @@ from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.maps.files import MapsInfo
 from jmat.maps.types import Linear
+from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
 from jmat.runtime.checks import check_whole
@@ -45,6 +46,9 @@ class Settings:
         check_whole("seed", self.seed, 0, LARGEST_SEED)
         if self.tokens_per_batch is not None:
             check_whole("tokens_per_batch", self.tokens_per_batch, 1)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError for a setting that this model cannot have, such as a layer; before any text is read."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
+from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.report.results import Results
@@ -39,6 +40,12 @@ class Options(Settings):
         if wrong := [size for size in self.sizes if not str(size).isdecimal() or int(size) < 1]:
             raise ValueError(f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000.")
 
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError for a layer that the model does not have, and for the final one alone."""
+        L = config.layers
+        if chosen_layers(self.layers, L) == [L]:
+            raise ValueError(f"layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
+
 
 def run(
     model: Transformer,
@@ -66,9 +73,8 @@ def run(
         examples that is not there.
     """
     L = model.config.layers
+    options.check(model.config)
     layers = [*(layer for layer in chosen_layers(options.layers, L) if layer < L), L]
-    if layers == [L]:
-        raise ValueError(f"layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
     if not corpora:
         raise ValueError("there is no corpus to fit on; give a dict from names to examples or texts.")
     subjects = {

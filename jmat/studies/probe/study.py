@@ -1,6 +1,7 @@
 """Fits a linear classifier to the stream at every layer, and measures its accuracy on other examples."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from jaxtyping import Shaped
 from matplotlib.figure import Figure
 from numpy import ndarray
 
+from jmat.capture.activations import check_examples
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, target_tokens
@@ -85,6 +87,8 @@ def run(
       ValueError: as `jmat.studies.settings.read_subject`; no tokenizer; fewer than two labels; a
         second model that predicts in another way.
     """
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError("probes need scikit-learn: pip install 'jmat[probe]'.")
     if against is not None and labels is None:
         check_same_kind(against.model.name, against.model.config.causal, model.name, model.config.causal)
     inputs = {"": _read(Other(model, tokenizer, examples), examples, labels, options, say)}
@@ -119,12 +123,13 @@ def _read(
         check_texts(shared, tokenizer)
         size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": options.seed}
         examples, kinds = labelled_examples(shared, labels, tokenizer, **size)
-        subject = read_subject(model, examples, tokenizer, needs_head=False, say=say)
-        subject = dataclasses.replace(subject, mask_token=None)  # nothing is predicted: [CLS] is read
+        check_examples(examples, model.config)
+        subject = Subject(model, examples, tokenizer, say=say)  # without a mask: nothing is predicted, [CLS] is read
         fit, held_out = (split.num_examples for _, split in subject.splits)
         subject.announce(f"{fit} labelled texts to fit on, {held_out} to evaluate on")
     else:
-        subject = read_subject(model, shared if examples is None else examples, tokenizer, seed=options.seed, say=say)
+        examples = shared if examples is None else examples
+        subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
         splits = dict(subject.splits)
         kinds = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
     check_labels(kinds["fit"])

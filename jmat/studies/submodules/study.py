@@ -14,6 +14,7 @@ from jmat.data.examples import Examples, mask_positions, target_tokens
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
+from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.notes import noted
@@ -59,6 +60,10 @@ class Options(Settings):
         super().__post_init__()
         check_choice("refit", self.refit, REFITS)
         chosen("maps", self.maps, MAPS)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError for a layer that the model does not have."""
+        chosen_layers(self.layers, config.layers)
 
 
 def run(
