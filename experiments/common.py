@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -442,9 +441,3 @@ def own_flags() -> dict[str, Any]:
     skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
     given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
     return {name: value for name, value in given.items() if name not in skip}
-
-
-def check_sklearn(what: str) -> None:
-    """Says what to install before anything long begins."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise ValueError(f"{what} needs scikit-learn: pip install 'jmat[probe]'.")

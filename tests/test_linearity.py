@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import common
-from experiments import linearity as script
 from jmat.capture.stream import all_positions, packed_batches
 from jmat.data.examples import Split
 from jmat.report.results import write_results
 from jmat.runtime.checks import chosen, chosen_layers
-from jmat.studies.linearity import intrinsic, report
+from jmat.studies.linearity import intrinsic, report, study
 from jmat.studies.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from tests.families import BY_NAME
 from tests.hf import CASES, ours
@@ -138,12 +136,10 @@ def test_rows_and_figures(bundled, tmp_path):
     assert len(measured.tokens) == next(row["n"] for row in own if row["metric"] == "linearity_held_out")
 
 
-def test_the_table_of_differences_is_of_steps(bundled, capsys):
-    common.FLAGS.mark_as_parsed()
+def test_the_table_of_differences_is_of_steps(bundled):
     rows = [row | {"value": row["target"], "low": 0, "high": 9} if "against" in row and "target" in row else row
             for row in all_rows(*bundled)]  # fmt: skip
-    script.print_tables(rows)
-    table = capsys.readouterr().out.partition("held-out linearity of the step")[2]
+    table = study.table(rows).partition("held-out linearity of the step")[2]
     found = [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
     assert found == 2 * ["1.000", "2.000", "3.000", "4.000"]  # with the residual and without
 

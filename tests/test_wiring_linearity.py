@@ -6,10 +6,14 @@ import re
 import numpy as np
 import pytest
 
+import jmat
 from jmat.checkpoint import parameters
+from jmat.data import make_examples
+from jmat.data.pieces import draw_pieces
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime.digests import model_hash
+from jmat.studies import linearity
 from jmat.studies.linearity.intrinsic import log_ratios, maximum_likelihood
 from tests.by_hand import Lab, affine, same
 from tests.inside import call, changed_model, loaded, text
@@ -170,3 +174,26 @@ def test_sampled_tokens_are_the_examples():
     steps = {(row["layer"], row["target"]) for row in outcome.rows if row["map"] == "mat" and "layer" in row}
     assert steps == {(i, i + 1) for i in range(4)}
     assert {row["map"] for row in outcome.rows} == {"mat", "stream"}
+
+
+def test_linearity_is_a_call_that_gives_what_the_script_gives(tmp_path, capsys):
+    outcome = call("linearity", "--noparts", corpus=text(), num_fit=25, num_eval=10, seed=1, piece_length=90)
+    model, tokenizer = jmat.load(REFERENCE / "gpt2")
+    fit, held_out = draw_pieces(str(text()), 90, num_fit=25, num_eval=10, seed=1)
+    examples = make_examples(
+        fit, held_out, tokenizer, protocol="din2023", max_length=model.config.num_positions, seed=1
+    )
+    options = linearity.Options(parts=False, seed=1)
+    results = linearity.run(model, examples, options, tokenizer=tokenizer)
+    assert results.rows == outcome.rows
+    assert outcome.printed.startswith(results.table())
+    assert sorted(results.save(tmp_path)) == ["errors.png", "geometry.png", "linearity.png", "results.json"]
+    assert capsys.readouterr() == ("", "")
+    both = linearity.run(model, examples, options, tokenizer=tokenizer, against=model, revisions={"early": model})
+    assert {row["value"] for row in both.rows if row["metric"].endswith("_difference")} == {0.0}
+    assert {row["checkpoint"] for row in both.rows if "checkpoint" in row} == {"early"}
+    assert [*both.figures][3:] == ["checkpoints.png", "difference.png"]
+    with pytest.raises(ValueError, match="expected one of all, sampled"):
+        linearity.Options(tokens="few")
+    with pytest.raises(ValueError, match="masked model"):
+        linearity.run(model, examples, options, against=jmat.load(REFERENCE / "bert")[0])

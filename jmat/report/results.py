@@ -81,7 +81,7 @@ class Results:
 
     def table(self) -> str:
         """Returns the figures as tables of plain text, and the notes and remarks on them."""
-        return "\n".join([self.tables(self.rows).strip("\n"), *format_notes(self.rows), *self.remarks])
+        return "\n".join([self.tables(self.rows).rstrip("\n"), *format_notes(self.rows), *self.remarks])
 
     def plot(self, name: str | None = None) -> Figure:
         """Draws a figure: by its file name, by default the first.

@@ -1,5 +1,6 @@
 """Checks settings that the user gives, with one sentence for all that are wrong in the same way."""
 
+import importlib.util
 from collections.abc import Collection, Sequence
 
 
@@ -45,3 +46,9 @@ def check_same_kind(name: str, causal: bool, other: str, other_causal: bool) -> 
             f"{name} is {kinds[causal]} and {other} is {kinds[other_causal]}: they are read at different positions and "
             "predict different tokens, so nothing can be compared."
         )
+
+
+def check_sklearn(work: str) -> None:
+    """Raises ValueError, which says work to install, where scikit-learn is missing."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError(f"{work} needs scikit-learn: pip install 'jmat[probe]'.")
