@@ -14,9 +14,10 @@ from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime.digests import model_hash
 from jmat.studies import linearity
+from jmat.studies.linearity import study
 from jmat.studies.linearity.intrinsic import log_ratios, maximum_likelihood
 from tests.by_hand import Lab, affine, same
-from tests.inside import call, changed_model, loaded, text
+from tests.inside import call, changed_model, text
 from tests.test_reference import REFERENCE
 
 GIVEN = {"num_fit": 60, "num_eval": 40, "seed": 3, "protocol": "jmat", "skip_first": 2}
@@ -45,8 +46,8 @@ def outcome(passes):
         return run(model, *given, snapshots=snapshots, progress=progress)
 
     more = {"revisions": [changed_model()], "against": changed_model()}
-    with loaded("linearity") as script, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "measure", functools.partial(measure, run=script.measure))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "measure", functools.partial(measure, run=study.measure))
         return call("linearity", "--all_pairs", "--intrinsic_dimension", corpus=text(), **more, **GIVEN)
 
 
@@ -181,7 +182,7 @@ def test_linearity_is_a_call_that_gives_what_the_script_gives(tmp_path, capsys):
     model, tokenizer = jmat.load(REFERENCE / "gpt2")
     fit, held_out = draw_pieces(str(text()), 90, num_fit=25, num_eval=10, seed=1)
     examples = make_examples(
-        fit, held_out, tokenizer, protocol="din2023", max_length=model.config.num_positions, seed=1
+        fit, held_out, tokenizer, protocol="din2023", max_length=model.config.num_positions, seed=1, masked=False
     )
     options = linearity.Options(parts=False, seed=1)
     results = linearity.run(model, examples, options, tokenizer=tokenizer)
@@ -193,7 +194,7 @@ def test_linearity_is_a_call_that_gives_what_the_script_gives(tmp_path, capsys):
     assert {row["value"] for row in both.rows if row["metric"].endswith("_difference")} == {0.0}
     assert {row["checkpoint"] for row in both.rows if "checkpoint" in row} == {"early"}
     assert [*both.figures][3:] == ["checkpoints.png", "difference.png"]
-    with pytest.raises(ValueError, match="expected one of all, sampled"):
+    with pytest.raises(ValueError, match="expected one of sampled, all"):
         linearity.Options(tokens="few")
     with pytest.raises(ValueError, match="masked model"):
         linearity.run(model, examples, options, against=jmat.load(REFERENCE / "bert")[0])

@@ -26,6 +26,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
 from jmat.studies.evaluation import evaluate
+from jmat.studies.linearity import study
 from tests.test_streaming import few
 
 SCRIPTS = {"layer_jump": layer_jump, "linearity": linearity}
@@ -105,7 +106,7 @@ def main(port, processes, me, out):
         *joined,
     ]
     layer_jump.plot_by_layer = lambda *args, **kwargs: Figure()  # drawing is slow, and tested elsewhere
-    linearity.plot = lambda *args, **kwargs: ""
+    study._figures = lambda *_: {}
     ends = {name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS}
     ends["claimed"] = run("linearity", [*base, f"--out={folder / 'layer_jump'}"])
     model = jmat.load(folder)[0]
