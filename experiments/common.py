@@ -4,11 +4,10 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from absl import flags
 
 from experiments import cli
@@ -19,20 +18,16 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
-from jmat.data.examples import Examples, count_shared, fingerprint, load_examples, target_tokens
+from jmat.data.examples import Examples, count_shared, fingerprint, load_examples
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
-from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
-from jmat.maps.types import Linear
-from jmat.report.results import Results, write_results
+from jmat.report.results import Results
 from jmat.runtime import hosts
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
-from jmat.runtime.versions import package_version
-from jmat.studies.fitting import read_sites
-from jmat.studies.settings import LARGEST_SEED, Settings, Subject
+from jmat.studies.settings import LARGEST_SEED, Settings
 
 flags.DEFINE_string(
     "model",
@@ -118,12 +113,6 @@ class Job:
         """Returns the path of a file or folder in the output folder that is to be written next."""
         return self.out / name if self.claim is None else self.claim.path(name)
 
-    def save_maps(self, maps: Mapping[str, Linear], n: int | None = None) -> None:
-        """Writes maps that were fitted on `n` tokens; default: as many as there are fit examples."""
-        for name in MAPS_FILES:
-            self.path(name)
-        save_maps(self.out, maps, self.maps_info(n))
-
     @functools.cached_property
     def examples(self) -> Examples:
         """The examples that maps are fitted to and evaluated on; read or made at the first use."""
@@ -136,36 +125,6 @@ class Job:
     def model_hash(self) -> str:
         """Fingerprint of the model's weights."""
         return model_hash(parameters(self.model))
-
-    def capture(self, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Activations of the fit and of the evaluation examples, by site."""
-        return capture_both(self.subject, keep)
-
-    def capture_eval(self, keep: Sequence[str]) -> dict[str, np.ndarray]:
-        """Activations of the evaluation examples, by site."""
-        return read_sites(self.subject, self.examples.eval, keep, self.options(Settings), "eval")
-
-    def next_tokens(self) -> np.ndarray:
-        """The token that each evaluation example's prediction is about; -1 where the sentence ends."""
-        return target_tokens(self.examples.eval, masked=self.mask_token is not None)
-
-    def maps_info(self, n: int | None = None) -> MapsInfo:
-        """Returns the metadata stored beside saved maps.
-
-        `n`: number of tokens they were fitted on; default: the number of fit examples.
-        """
-        return MapsInfo(
-            model=FLAGS.model,
-            model_hash=self.model_hash,
-            protocol=self._protocol(),
-            corpus=FLAGS.examples or FLAGS.corpus,
-            n=self.examples.fit.num_examples if n is None else n,
-            seed=FLAGS.seed,
-            dtype=FLAGS.dtype,
-            fit_text=fingerprint(self.examples.fit),
-            eval_text=fingerprint(self.examples.eval),
-            jmat=package_version("jmat"),
-        )
 
     def _protocol(self) -> str:
         """Returns the name of the protocol, and the settings that it leaves open."""
@@ -183,11 +142,6 @@ class Job:
     def text(self) -> dict[str, Any]:
         """Returns the source of the examples, and their fingerprints."""
         return describe_text(self.source, self.examples)
-
-    @property
-    def subject(self) -> Subject:
-        """Returns the model and the text of the run, as studies take them."""
-        return Subject(self.model, self.examples, self.tokenizer, self.mask_token, say)
 
     @property
     def context(self) -> dict[str, Any]:
@@ -221,11 +175,6 @@ class Job:
         pages = [name for name in written if name.endswith(".html")]
         others = ", ".join(name for name in written if name not in pages)
         print(f"wrote {self.out}/{others}", *(f"open {self.out}/{name} in a browser" for name in pages), sep="; ")
-
-    def finish(self, rows: list[dict[str, Any]], *, text: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Writes results.json and returns it. `text`: what was read; default: the examples."""
-        read = self.text() if text is None else text
-        return write_results(self.out, self.experiment, self.config, rows, model_hash=self.model_hash, text=read)
 
 
 def flag_options(kind: type[Options]) -> Options:
@@ -422,13 +371,6 @@ def draw_sentences(source: str) -> tuple[list[str], list[str]]:
 def draw_settings() -> dict[str, Any]:
     """Returns the numbers of sentences to draw, and the seed of the draw."""
     return {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
-
-
-def capture_both(subject: Subject, keep: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns activations of a model at the fit and at the evaluation examples, by site."""
-    settings, examples = Settings(tokens_per_batch=FLAGS.tokens_per_batch), subject.examples
-    fit = read_sites(subject, examples.fit, keep, settings, "fit")
-    return fit, read_sites(subject, examples.eval, keep, settings, "eval")
 
 
 def tokens_per_batch() -> int:

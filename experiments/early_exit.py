@@ -30,6 +30,7 @@ cores with the bundled model.
 from absl import flags
 
 from experiments import cli, common
+from jmat.maps.files import MAPS_FILES
 from jmat.studies import early_exit
 from jmat.studies.early_exit.study import FIGURE
 
@@ -39,7 +40,7 @@ flags.DEFINE_integer("short_list", 512, "The cheap check reads so many words of 
 flags.DEFINE_float("delta", 0.1, "Disagreement with the full model to stay under.", 0.0, 1.0)
 flags.DEFINE_float("epsilon", 0.05, "Chance that the bound on disagreement fails.", 0.0, 1.0)
 flags.DEFINE_integer("timing_examples", 64, "Examples timed, if there are as many; 0 times nothing.", lower_bound=0)
-WRITES = (FIGURE, *common.MAPS_FILES)
+WRITES = (FIGURE, *MAPS_FILES)
 
 
 def main(argv: list[str]) -> None:

@@ -16,6 +16,7 @@ with the same flags.
 from absl import flags
 
 from experiments import cli, common, fit_flags
+from jmat.maps.files import MAPS_FILES
 from jmat.studies import layer_jump
 
 flags.adopt_module_key_flags(common)
@@ -26,7 +27,7 @@ flags.DEFINE_enum(
     layer_jump.TARGETS,
     "Fit and save maps to all later layers, or only to the final one (less memory).",
 )
-WRITES = (layer_jump.FIGURE, *common.MAPS_FILES, common.SNAPSHOTS)
+WRITES = (layer_jump.FIGURE, *MAPS_FILES, common.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:

@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import load
-from jmat.runtime.checks import check_same_kind, check_sklearn
+from jmat.runtime.checks import check_same_kind
 from jmat.studies import probe
 from jmat.studies.probe.labels import read_labelled
 
@@ -32,7 +32,6 @@ _AGAINST = flags.DEFINE_string("against", None, "A second model to probe: a bund
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    check_sklearn("probe")
     texts, labels = read_labelled(_LABELS.value) if _LABELS.value else (None, None)
     job = common.start("probe", writes=(probe.FIGURE,), options=probe.Options, reads=("labels", "against"))
     other = None if _AGAINST.value is None else load_other(job, _AGAINST.value, reads_corpus=labels is None)

@@ -32,6 +32,7 @@ from absl import flags
 
 from experiments import cli, common
 from jmat.checkpoint.load import find
+from jmat.maps.files import MAPS_FILES
 from jmat.studies import prune
 from jmat.studies.prune.heal import LOSSES
 from jmat.studies.prune.merge import FEATURES
@@ -82,7 +83,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
-    writes = [prune.FIGURE, *common.MAPS_FILES, *([prune.MODEL] if FLAGS.save else [])]
+    writes = [prune.FIGURE, *MAPS_FILES, *([prune.MODEL] if FLAGS.save else [])]
     job = common.start("prune", writes=writes, options=prune.Options)
     options = job.options(prune.Options)
     source = find(FLAGS.model, revision=FLAGS.revision)

@@ -12,11 +12,12 @@ model. --fit_tokens and --route are as for layer_jump.
 from absl import flags
 
 from experiments import cli, common, fit_flags
+from jmat.maps.files import MAPS_FILES
 from jmat.studies import r2
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(fit_flags)
-WRITES = (r2.FIGURE, *common.MAPS_FILES, common.SNAPSHOTS)
+WRITES = (r2.FIGURE, *MAPS_FILES, common.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:

@@ -15,6 +15,7 @@ as long.
 from absl import flags
 
 from experiments import cli, common
+from jmat.maps.files import MAPS_FILES
 from jmat.studies import submodules
 
 flags.adopt_module_key_flags(common)
@@ -28,7 +29,7 @@ flags.DEFINE_enum(
     "sequential: each on the stream as the maps before it left it.",
 )
 flags.DEFINE_bool("heads", False, "Also replace and remove every attention head, one at a time.")
-WRITES = (submodules.FIGURE, *common.MAPS_FILES)
+WRITES = (submodules.FIGURE, *MAPS_FILES)
 
 
 def main(argv: list[str]) -> None:

@@ -495,7 +495,7 @@ def test_a_full_disk_leaves_files_that_belong_together_as_they_were(tmp_path):
 def test_every_script_that_has_an_output_folder_claims_it():
     for script in (ROOT / "experiments").glob("*.py"):
         text = script.read_text("utf-8")
-        if "write_results(" in text or "job.finish(" in text:
+        if "write_results(" in text or "job.publish(" in text:
             called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
             assert called & {"common.start", "common.claim", "cli.claim_folder", "claim_output_folder"}, script.name
         assert "mkdir(" not in text, script.name

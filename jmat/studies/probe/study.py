@@ -1,7 +1,6 @@
 """Fits a linear classifier to the stream at every layer, and measures its accuracy on other examples."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +13,13 @@ from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, target_tokens
 from jmat.data.reading import check_texts
+from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
-from jmat.runtime.checks import check_choice, check_same_kind
+from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.fitting import read_sites
 from jmat.studies.probe.classifiers import CLASSIFIERS, check_labels, probe_rows
 from jmat.studies.probe.labels import labelled_examples, token_classes
@@ -42,6 +42,10 @@ class Options(Settings):
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
         check_choice("classifier", self.classifier, CLASSIFIERS)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError where scikit-learn, which fits the classifiers, is not installed."""
+        check_sklearn("probe")
 
 
 class Other(NamedTuple):
@@ -87,8 +91,7 @@ def run(
       ValueError: as `jmat.studies.settings.read_subject`; no tokenizer; fewer than two labels; a
         second model that predicts in another way.
     """
-    if importlib.util.find_spec("sklearn") is None:
-        raise ValueError("probes need scikit-learn: pip install 'jmat[probe]'.")
+    options.check(model.config)
     if against is not None and labels is None:
         check_same_kind(against.model.name, against.model.config.causal, model.name, model.config.causal)
     inputs = {"": _read(Other(model, tokenizer, examples), examples, labels, options, say)}
