@@ -54,7 +54,7 @@ CHANGES = [
         "test_intervals.py test_early_exit_rows.py test_early_exit.py test_wiring_early_exit.py",
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/rows.py",
         "np.random.default_rng(seed).permutation(len(streams[final]))",
         "np.arange(len(streams[final]))",
         "the fewer examples of a learning curve are the first ones, whatever the seed",
@@ -665,7 +665,7 @@ CHANGES = [
         "test_pieces.py test_provenance.py",
     ),
     Change(
-        "experiments/cross_corpus.py",
+        "jmat/studies/cross_corpus/study.py",
         'most = max(row["n_fit"] for row in means)',
         'most = min(row["n_fit"] for row in means if row["n_fit"])',
         "the table of all pairs is of the fewest examples",

@@ -179,7 +179,7 @@ CHANGES = [
         ("test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py test_wiring_rest.py"),
     ),
     Change(
-        "jmat/studies/probe.py",
+        "jmat/studies/probe/labels.py",
         "if text[0].isdigit():",
         "if any(c.isdigit() for c in text):",
         "words with a digit are numbers",
@@ -404,7 +404,7 @@ CHANGES = [
         "test_wiring_jumps.py test_kept.py test_counts.py test_routes.py",
     ),
     Change(
-        "experiments/linearity.py",
+        "jmat/studies/linearity/study.py",
         (
             'for extreme in ("least_linear", "most_linear"):\n        found = [row for row '
             'in own if row.get("extreme") == extreme][:8]'
@@ -479,14 +479,14 @@ CHANGES = [
         "test_capture.py test_kept.py test_counts.py test_wiring_jumps.py test_probe.py",
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/rows.py",
         "SIZES = (250, 500, 1000, 2000, 4000, 8000)",
         "SIZES = (250, 500, 1000, 2000, 4000)",
         "default sizes end at 4,000",
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/rows.py",
         "means = {\n        key: None if None in each else",
         "means = {\n        key: None if all(value is None for value in each) else",
         "a mean over layers leaves out those without a value",

@@ -333,7 +333,7 @@ CHANGES = [
     ),
     # --- linearity ----------------------------------------------------------------------------------------------------
     Change(
-        "experiments/linearity.py",
+        "jmat/studies/linearity/study.py",
         "measure(other, *batches",
         "measure(job.model, *batches",
         "--against measures the first model again",
@@ -375,7 +375,7 @@ CHANGES = [
         _LINEARITY,
     ),
     Change(
-        "experiments/linearity.py",
+        "jmat/studies/linearity/study.py",
         '"_adjusted": "adjusted", "_held_out": "held out"',
         '"_adjusted": "held out", "_held_out": "adjusted"',
         "columns of the table swapped",
@@ -453,7 +453,7 @@ CHANGES = [
         _REST,
     ),
     Change(
-        "experiments/cross_corpus.py",
+        "jmat/studies/cross_corpus/study.py",
         'if row["n_fit"] in (0, most)]',
         'if row["n_fit"] != most]',
         "the table of pairs shows the fewest examples",
@@ -736,21 +736,21 @@ CHANGES = [
         _PLOTS,
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/plots.py",
         "looks = {name: _LOOKS[k % len(_LOOKS)] for k, name in enumerate(corpora)}",
         "looks = {name: _LOOKS[0] for name in corpora}",
         "all corpora look alike",
         _PLOTS,
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/plots.py",
         "found.get((metric, a, b), np.nan) for b in across] for a in down",
         "found.get((metric, b, a), np.nan) for b in across] for a in down",
         "pairs transposed",
         _PLOTS,
     ),
     Change(
-        "jmat/studies/cross_corpus.py",
+        "jmat/studies/cross_corpus/plots.py",
         '"surprisal": "surprisal, nats", "r2": "r2, cut off at −1"',
         '"r2": "surprisal, nats", "surprisal": "r2, cut off at −1"',
         "titles of two panels swapped",
