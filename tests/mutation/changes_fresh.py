@@ -39,37 +39,41 @@ CHANGES = [
     ),
     Change(
         "experiments/common.py",
-        '{"source": source, **corpus, "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
-        '{"source": source, **corpus, "fit": fingerprint(examples.eval), "eval": fingerprint(examples.fit)}',
-        "the fingerprints of fit and eval are swapped in results.json",
-        (
-            "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
-            "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py"
-        ),
+        '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
+        '"fit": fingerprint(examples.eval), "eval": fingerprint(examples.fit)}',
+        "cross_corpus: the fingerprints of fit and eval are swapped in results.json",
+        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
+        "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py",
     ),
     Change(
-        "experiments/linearity.py",
-        'kept = passes.snapshots(job, "against", other)',
-        'kept = passes.snapshots(job, "against")',
+        "jmat/studies/settings.py",
+        "{name: fingerprint(split) for name, split in self.splits}",
+        "{name: fingerprint(split) for (name, _), (_, split) in zip(self.splits, self.splits[::-1])}",
+        "studies: the fingerprints of fit and eval are swapped in results.json",
+        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
+        "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py",
+    ),
+    Change(
+        "jmat/studies/linearity/study.py",
+        "snapshots(subject, options, kept, None if other is model else other)",
+        "snapshots(subject, options, kept)",
         "snapshots of the other model are taken for the first one's",
         "test_wiring_linearity.py",
     ),
     Change(
-        "experiments/linearity.py",
-        '"linearity.png": report.plot_linearity, "geometry.png": report.plot_geometry',
-        '"linearity.png": report.plot_geometry, "geometry.png": report.plot_linearity',
+        "jmat/studies/linearity/study.py",
+        '"linearity.png": rows_of.plot_linearity,\n        "geometry.png": rows_of.plot_geometry',
+        '"linearity.png": rows_of.plot_geometry,\n        "geometry.png": rows_of.plot_linearity',
         "two figures of linearity are swapped",
         "test_wiring_linearity.py",
     ),
     Change(
-        "experiments/passes.py",
-        "first = int(causal) if FLAGS.skip_first is None else FLAGS.skip_first",
-        "first = int(not causal) if FLAGS.skip_first is None else FLAGS.skip_first",
+        "jmat/studies/fitting.py",
+        "first = int(causal) if settings.skip_first is None else settings.skip_first",
+        "first = int(not causal) if settings.skip_first is None else settings.skip_first",
         "all tokens of protocol jmat: the first position is skipped for masked models",
-        (
-            "test_wiring_linearity.py test_kept.py test_counts.py test_wiring_jumps.py test_wiring_units.py "
-            "test_routes.py test_linearity.py"
-        ),
+        "test_wiring_linearity.py test_kept.py test_counts.py test_wiring_jumps.py test_wiring_units.py "
+        "test_routes.py test_linearity.py",
     ),
     Change(
         "jmat/studies/peek/study.py",
@@ -86,9 +90,9 @@ CHANGES = [
         ("test_wiring_models.py test_kept.py test_counts.py test_pretraining.py test_pretrain.py test_wiring_units.py"),
     ),
     Change(
-        "experiments/probe.py",
-        'texts = [f"{text} {label}" for text, label in zip(*labelled, strict=True)]',
-        "texts = [text for text, label in zip(*labelled, strict=True)]",
+        "jmat/studies/probe/study.py",
+        '[f"{text} {label}" for text, label in zip(',
+        "[text for text, label in zip(",
         "the fingerprint of labelled texts leaves out the labels",
         "test_wiring_rest.py",
     ),
@@ -249,9 +253,9 @@ CHANGES = [
         "test_folders.py",
     ),
     Change(
-        "experiments/cross_corpus.py",
-        "smallest = min(each.examples.fit.num_examples for each in jobs.values())",
-        "smallest = max(each.examples.fit.num_examples for each in jobs.values())",
+        "jmat/studies/cross_corpus/study.py",
+        "smallest = min(",
+        "smallest = max(",
         "sizes may be those of the largest corpus",
         "test_counts.py test_wiring_units.py",
     ),
@@ -455,9 +459,9 @@ CHANGES = [
         "test_streams.py test_kept.py test_counts.py ",
     ),
     Change(
-        "experiments/submodule_ablation.py",
-        'METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")',
-        'METRICS = ("recall@1", "precision@5", "precision@10", "surprisal")',
+        "jmat/studies/submodules/study.py",
+        'METRICS = ("precision@1"',
+        'METRICS = ("recall@1"',
         "submodule_ablation prints and draws recall@1",
         "test_wiring_parts.py test_kept.py test_counts.py test_submodules.py test_defaults.py",
     ),
@@ -643,8 +647,8 @@ CHANGES = [
     ),
     Change(
         "jmat/models/sites.py",
-        'return config.head_width if ".attn.head." in site else config.width',
-        "return config.width",
+        '    if ".attn.head." in site:\n        return (K,)',
+        '    if ".attn.head." in site:\n        return (config.width,)',
         "a head is as wide as the stream",
         "test_submodules.py test_wiring_parts.py",
     ),

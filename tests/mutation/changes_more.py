@@ -30,8 +30,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/r2.py",
-        'scores["r2_no_first"] = _scores(target[later], predicted[later], drawn.later)["r2"]',
-        'scores["r2_no_first"] = _scores(target[~later], predicted[~later], drawn.everywhere[:, ~later])["r2"]',
+        'resampled_r2(target[later], predicted[later], drawn.later)["r2"]',
+        'resampled_r2(target[~later], predicted[~later], drawn.everywhere[:, ~later])["r2"]',
         "r2 without the first position is that of the first position",
         "test_r2.py test_intervals.py test_wiring_jumps.py",
     ),
@@ -97,13 +97,6 @@ CHANGES = [
         '"max_probability": jnp.mean(p, axis=-1)',
         "mean probability as confidence",
         "test_metrics.py test_early_exit_rows.py",
-    ),
-    Change(
-        "experiments/common.py",
-        "eval_text=fingerprint(self.examples.eval)",
-        "eval_text=fingerprint(self.examples.fit)",
-        "maps.json names the fit text as the evaluation text",
-        "test_experiments.py test_wiring_jumps.py",
     ),
     Change(
         "jmat/data/corpus.py",
