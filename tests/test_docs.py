@@ -24,7 +24,7 @@ def blocks(page, language):
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 MEASUREMENTS = ("architectures.md", "many_devices.md", "numerics_and_speed.md", "results.md")
-QUICK = ("recipes/patching.md", "add_study.md")  # pages that take less than two seconds
+QUICK = ("add_study.md",)  # pages that take less than two seconds
 
 
 @functools.cache

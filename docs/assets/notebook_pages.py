@@ -50,4 +50,4 @@ def _output(output: dict[str, Any]) -> str:
         content = f'<img alt="figure" src="data:image/png;base64,{content.strip()}">'
     elif kind == "text/plain":
         content = f"<pre>{html.escape(content.rstrip())}</pre>"
-    return '<div class="cell-output">' + content.replace("\n", "&#10;" if "<pre" in content else " ") + "</div>"
+    return '<div class="cell-output">' + content.replace("\n", "&#10;") + "</div>"

@@ -1,6 +1,7 @@
 """Defines `Family`: how to read the config of an architecture, build it, and find its weights."""
 
 import dataclasses
+import html
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from flax import nnx
 
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
+from jmat.runtime.errors import printable
 
 
 class Transformer(nnx.Module):
@@ -39,6 +41,10 @@ class Transformer(nnx.Module):
         return "\n".join(lines)
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Returns the same lines for a notebook; names out of files are escaped."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(printable(repr(self)))}</pre>'
 
 
 def check_model(model: object) -> None:

@@ -26,12 +26,13 @@ from jmat.maps.types import Linear
 from jmat.report.notes import format_notes
 from jmat.report.plots import save_figure
 from jmat.report.tables import Row
-from jmat.runtime.errors import NothingToDrawError
+from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
 from jmat.runtime.folders import discard_replaced
 from jmat.runtime.json_files import read_json_object
 from jmat.runtime.versions import package_version
 
+_HTML_TABLE = "white-space: pre; overflow-x: auto; line-height: 1.25"  # wide tables scroll
 _MOST_BYTES = 1 << 28  # of results.json
 _PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 
@@ -143,7 +144,11 @@ class Results:
         return f"Results of {self.experiment}: {len(self.rows)} rows\n{self.table()}"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        """Returns the tables for a notebook, under a line that says what they are of."""
+        model = self.config.get("model", "")
+        title = f"<b>{html.escape(self.experiment)}</b>" + (f" of {html.escape(str(model))}" if model else "")
+        table = html.escape(printable(self.table(), lines=True).strip("\n"))
+        return f'<div>{title}: {len(self.rows):,} rows</div><pre style="{_HTML_TABLE}">{table}</pre>'
 
 
 def write_results(
