@@ -92,6 +92,19 @@ def test_the_reference_has_every_public_name():
     assert listed == {*jmat.__all__} - {"studies"}
 
 
+def test_the_reference_has_every_study():
+    files = [*(ROOT / "jmat" / "studies").glob("*.py"), *(ROOT / "jmat" / "studies").glob("*/study.py")]
+    studies = {file.parent.name if file.stem == "study" else file.stem for file in files if _is_study(file)}
+    assert len(studies) > 10
+    for study in studies:
+        for name in ("run", "Options"):
+            assert f"::: jmat.studies.{study}.{name}\n" in PAGES["reference.md"], study
+
+
+def _is_study(file):
+    return re.search(r"^def run\(", file.read_text("utf-8"), re.MULTILINE) is not None
+
+
 def test_pages_are_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
     for page in PAGES.keys() - {"CHANGELOG.md", "CONTRIBUTING.md"}:

@@ -6,14 +6,13 @@ import re
 import sys
 import types
 
-import jax.numpy as jnp
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-import jmat
+from jmat.report.results import Results
+from jmat.report.tables import format_table
 from jmat.runtime import progress
-from tests.test_reference import REFERENCE
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -63,25 +62,23 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_a_model_shows_in_a_notebook():
-    model, _ = jmat.load(REFERENCE / "gpt2")
-    assert repr(model) in model._repr_html_()
-    model.name = "<b>\x1b[31m&"
-    page = model._repr_html_()
+def test_a_model_shows_in_a_notebook(gpt2, monkeypatch):
+    assert repr(gpt2) in gpt2._repr_html_()
+    monkeypatch.setattr(gpt2, "name", "<b>\x1b[31m&")
+    page = gpt2._repr_html_()
     assert r"&lt;b&gt;\x1b[31m&amp;: causal language model" in page
     assert "\x1b" not in page
 
 
 def test_results_show_in_a_notebook():
-    model, tokenizer = jmat.load(REFERENCE / "gpt2")
-    texts = ["Return a new array", "If the file is missing, raise an error", "The default is None"]
-    shortcuts = {"<i>\x1b": jmat.Shortcut(1, 2, jmat.Linear(jnp.eye(model.config.width)))}
-    results = jmat.evaluate(model, texts, shortcuts, tokenizer=tokenizer)
+    rows = [{"map": "<i>\x1b", "metric": "kl", "value": k / 2, "n": 9, "layer": k} for k in range(1200)]
+    results = Results("layer_jump", rows, {"model": "<u>"}, tables=format_table)
     page = results._repr_html_()
-    assert page.startswith("<div><b>evaluate</b> of ")
-    assert f": {len(results.rows)} rows</div>" in page
+    assert page.startswith("<div><b>layer_jump</b> of &lt;u&gt;: 1,200 rows</div><pre ")
     assert r"&lt;i&gt;\x1b" in page
-    assert not {"<i>", "\x1b"} & set(re.findall(r"<i>|\x1b", page))
+    assert "599.500" in page
+    assert not re.search(r"<i>|<u>|\x1b", page)
+    assert Results("own", [], {})._repr_html_().startswith("<div><b>own</b>: 0 rows</div>")
 
 
 class ZMQInteractiveShell:
