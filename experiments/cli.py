@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from experiments.children import end_with_parent
 from experiments.streams import lasting_streams
+from jmat.report.drawing import save_figure
 from jmat.report.notes import format_notes
-from jmat.report.plots import save_figure
 from jmat.runtime import hosts
 from jmat.runtime.errors import NothingToDrawError, printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
@@ -69,9 +69,12 @@ def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def drawn(path: pathlib.Path, draw: Callable[..., Figure], results: Mapping[str, Any], *given: Any, **how: Any) -> str:
-    """Draws a figure from results; returns its name for the list of files, or says why there is none."""
+    """Draws a figure from results, as wide as --figure_width says; returns its name for the list of files.
+
+    Says why there is no figure where there is nothing to draw; the name is then empty.
+    """
     try:
-        save_figure(draw(results, *given, **how), path)
+        save_figure(draw(results, *given, width=flags.FLAGS.figure_width, **how), path)
     except NothingToDrawError as error:
         say(f"{path.name} is left out: {error}")
         return ""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 from absl import flags
 
-from experiments import cli
+from experiments import cli, figure_flags
 from experiments.cli import say
 from jmat.capture.activations import check_examples
 from jmat.capture.snapshots import discard
@@ -170,7 +170,8 @@ class Job:
         if read is None:
             read = {**dict(results.text or {}), **describe_source(self.source)}
         results = dataclasses.replace(results, config=self.config, text=read, maps_info=info)
-        written = results.save(self.out, before=self.path, say=say)
+        look: dict[str, Any] = {"figure_format": FLAGS.figure_format, "width": FLAGS.figure_width}
+        written = results.save(self.out, before=self.path, say=say, **look)
         print(results.table())
         pages = [name for name in written if name.endswith(".html")]
         others = ", ".join(name for name in written if name not in pages)
@@ -262,7 +263,8 @@ def claim(
     claimed = None
     if hosts.is_first():
         inputs = ("model", "examples", "corpus", *reads)
-        claimed = cli.claim_folder(out, experiment, config, writes=writes, reads=inputs, overwrite=FLAGS.overwrite)
+        names = figure_flags.figure_files(writes)
+        claimed = cli.claim_folder(out, experiment, config, writes=names, reads=inputs, overwrite=FLAGS.overwrite)
     return config, out, claimed
 
 
@@ -380,6 +382,6 @@ def tokens_per_batch() -> int:
 
 def own_flags() -> dict[str, Any]:
     """The flags of the running experiment, by name, as results.json records them."""
-    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every"}
+    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", *figure_flags.NAMES}
     given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
     return {name: value for name, value in given.items() if name not in skip}

@@ -16,12 +16,13 @@ import os
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, figure_flags
 from experiments.file_flags import define_files
 from jmat.data.corpus import named_corpus
 from jmat.studies import cross_corpus
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 _CORPORA = define_files(
     "corpora",
     "Corpora, such as docs,mails.txt,news.npz: each is fitted on and evaluated on. Default: --corpus alone.",

@@ -29,12 +29,13 @@ cores with the bundled model.
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, figure_flags
 from jmat.maps.files import MAPS_FILES
 from jmat.studies import early_exit
 from jmat.studies.early_exit.study import FIGURE
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.DEFINE_integer("check_every", 2, "The cheap check looks at every so many layers.", lower_bound=1)
 flags.DEFINE_integer("short_list", 512, "The cheap check reads so many words of the head.", lower_bound=2)
 flags.DEFINE_float("delta", 0.1, "Disagreement with the full model to stay under.", 0.0, 1.0)

@@ -15,11 +15,12 @@ with the same flags.
 
 from absl import flags
 
-from experiments import cli, common, fit_flags
+from experiments import cli, common, figure_flags, fit_flags
 from jmat.maps.files import MAPS_FILES
 from jmat.studies import layer_jump
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.adopt_module_key_flags(fit_flags)
 flags.DEFINE_enum(
     "targets",

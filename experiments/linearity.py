@@ -28,7 +28,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, common, snapshot_flags
+from experiments import cli, common, figure_flags, snapshot_flags
 from jmat.capture.activations import check_examples
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
@@ -39,6 +39,7 @@ from jmat.studies import linearity
 from jmat.studies.fitting import TOKENS
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.adopt_module_key_flags(snapshot_flags)
 flags.DEFINE_bool("parts", True, "Also ln_1, attn, ln_2 and ffn of every block.")
 flags.DEFINE_bool("all_pairs", False, "All pairs of layers, not only neighbours.")

@@ -17,13 +17,14 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, figure_flags
 from jmat.checkpoint.load import load
 from jmat.runtime.checks import check_same_kind
 from jmat.studies import probe
 from jmat.studies.probe.labels import read_labelled
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 _LABELS = flags.DEFINE_string("labels", None, "Labelled texts, JSON lines; default: the class of the next token.")
 flags.DEFINE_enum("classifier", "ridge", probe.CLASSIFIERS, "Classifier that is fitted to each layer.")
 _AGAINST = flags.DEFINE_string("against", None, "A second model to probe: a bundled name, hub id or folder.")

@@ -30,7 +30,7 @@ whichever the sentences make the cheapest (45 → 51).
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, figure_flags
 from jmat.checkpoint.load import find
 from jmat.maps.files import MAPS_FILES
 from jmat.studies import prune
@@ -41,6 +41,7 @@ from jmat.studies.prune.scores import SCORES
 from jmat.studies.prune.stand_ins import METHODS
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.DEFINE_list("method", ["delete", "map"], f"Treatment of removed blocks: {', '.join(METHODS)}.")
 flags.DEFINE_integer("remove", 1, "Remove 1, 2, … so many blocks.", lower_bound=1)
 flags.DEFINE_bool("save", False, "Write the most pruned model to OUT/model; takes one --method.")

@@ -11,11 +11,12 @@ model. --fit_tokens and --route are as for layer_jump.
 
 from absl import flags
 
-from experiments import cli, common, fit_flags
+from experiments import cli, common, figure_flags, fit_flags
 from jmat.maps.files import MAPS_FILES
 from jmat.studies import r2
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.adopt_module_key_flags(fit_flags)
 WRITES = (r2.FIGURE, *MAPS_FILES, common.SNAPSHOTS)
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli
+from experiments import cli, figure_flags
+from experiments.figure_flags import figure_file
 from experiments.pretraining.reported import BY_LAYER, MEASURES, reported
 from experiments.steps import step
 from jmat.report.plots import plot_by_layer
@@ -31,6 +32,7 @@ from jmat.report.tables import format_table
 from jmat.runtime.folders import check_output_folder, output_path
 from jmat.training.penalties import KINDS
 
+flags.adopt_module_key_flags(figure_flags)
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
 _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of the penalty, for each kind but `none`.")
 _PRETRAIN = flags.DEFINE_string(
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> None:
     for experiment, given in more.items():
         check_flags(experiment, given)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
-    claim = cli.claim_folder(out, "regularizer_study", config, writes=(FIGURE,), overwrite=overwrite)
+    claim = cli.claim_folder(out, "regularizer_study", config, writes=(figure_file(FIGURE),), overwrite=overwrite)
     rows: list[dict[str, Any]] = []
     hashes: dict[str, Any] = {}
     texts: dict[str, Any] = {}
@@ -86,8 +88,8 @@ def main(argv: list[str]) -> None:
             rows += reported(name, measured, wanted)
             hashes[name], texts[f"{experiment} {name}"] = measured.get("model_hash"), measured.get("text")
     results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
-    title = "the same model under different penalties"
-    figure = cli.drawn(claim.path(FIGURE), plot_by_layer, results, BY_LAYER, title=title)
+    how: dict[str, Any] = {"names": {"none": "no penalty"}, "title": "the same model under different penalties"}
+    figure = cli.drawn(claim.path(figure_file(FIGURE)), plot_by_layer, results, BY_LAYER, **how)
     for metric in BY_LAYER:
         print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
     wide = max(len(row["map"]) for row in rows)

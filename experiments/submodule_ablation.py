@@ -14,11 +14,12 @@ as long.
 
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, figure_flags
 from jmat.maps.files import MAPS_FILES
 from jmat.studies import submodules
 
 flags.adopt_module_key_flags(common)
+flags.adopt_module_key_flags(figure_flags)
 flags.DEFINE_list("maps", list(submodules.MAPS), f"Maps to evaluate, of {', '.join(submodules.MAPS)}.")
 flags.DEFINE_list("layers", [], "Source layers l, of 0 .. L; default all.")
 flags.DEFINE_enum(

@@ -4,11 +4,18 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
+from jmat.report.drawing import BAND, legend_keys
+
 
 def legend(figure):
-    """Label → the sample of a line that stands beside it."""
+    """Label → the sample of a line that stands beside it; the band's is left out."""
     (found,) = figure.legends
-    return {text.get_text(): handle for text, handle in zip(found.get_texts(), found.legend_handles, strict=True)}
+    return {name: sample for name, sample in legend_keys(found).items() if name != BAND}
+
+
+def names_bands(figure):
+    """Returns whether a figure's legend says what its bands are."""
+    return any(BAND in legend_keys(found) for found in figure.legends)
 
 
 def look(line):

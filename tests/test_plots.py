@@ -6,12 +6,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jmat.models.sites import SUBMODULES
-from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2, save_figure
+from jmat.report.drawing import save_figure
+from jmat.report.names import METHODS, PARTS, STREAMS, metric_name, readable
+from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.cross_corpus import rows as travel
+from jmat.studies.linearity import plots as linear_plots
 from jmat.studies.linearity import report
 from jmat.studies.prune.report import plot_prune
-from tests.figures import band, curve, digits, legend, look, ticks
+from tests.figures import band, curve, digits, legend, look, names_bands, ticks
 
 L = 3
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
@@ -135,12 +138,14 @@ def check_line(panel, sample, rows, key="layer", linestyle=None):
 
 def test_every_label_by_layer_names_its_own_line_and_band(saved):
     figure = saved(plot_by_layer, JUMPS, METRICS)
-    assert list(legend(figure)) == ["mat", "id", "mat_attn", "mat_ffn", "mat_ln1_ln2", "mine"]  # known maps first
+    names = ["mat", "id", "mat_attn", "mat_ffn", "mat_ln1_ln2", "mine"]
+    assert list(legend(figure)) == [readable(name) for name in names]  # known maps first
+    assert names_bands(figure)
     assert len({look(sample) for sample in legend(figure).values()}) == 6
     assert [panel.get_title() for panel in figure.axes] == list(METRICS)
     for panel, metric in zip(figure.axes, METRICS, strict=True):
-        for name, sample in legend(figure).items():
-            check_line(panel, sample, chosen(JUMPS, map=name, metric=metric))
+        for name in names:
+            check_line(panel, legend(figure)[readable(name)], chosen(JUMPS, map=name, metric=metric))
         assert len(panel.lines) == len(panel.collections) == 6
         assert panel.get_xlabel() == "layer"
         assert panel.get_ylabel() == ("nats" if metric == "surprisal" else "")
@@ -172,7 +177,7 @@ def test_maps_look_the_same_in_every_figure(saved):
         legend(saved(plot_by_layer, rows, METRICS[:1]))
         for rows in (JUMPS, [row for row in JUMPS if row["map"] != "mat"])
     )
-    assert look(one["id"]) == look(other["id"]) != look(one["mat"])
+    assert look(one["logit lens"]) == look(other["logit lens"]) != look(one["linear map"])
 
 
 def test_rows_without_intervals_values_or_of_single_heads(saved):
@@ -181,15 +186,16 @@ def test_rows_without_intervals_values_or_of_single_heads(saved):
     rows += [{**rows[1], "map": "mat_head.3"}, {"metric": "precision@1", "value": 0.5}]
     rows += [{**rows[1], "map": "cosine 0.5"}]
     figure = saved(plot_by_layer, rows, ("precision@1",))
-    assert list(legend(figure)) == ["mat", "cosine 0.5"]
-    assert len(curve(figure.axes[0], legend(figure)["mat"])[0]) == L
+    assert list(legend(figure)) == ["linear map", "cosine 0.5"]
+    assert len(curve(figure.axes[0], legend(figure)["linear map"])[0]) == L
     assert not figure.axes[0].collections
+    assert not names_bands(figure)
 
 
 def test_r2_heat_maps_hold_every_pair(saved):
     figure = saved(plot_r2, R2)
     for panel, name in zip(figure.axes, ("mat", "id"), strict=False):
-        assert (panel.get_title(), panel.get_xlabel()) == (name, "target layer j")
+        assert (panel.get_title(), panel.get_xlabel()) == (readable(name, STREAMS), "target layer $j$")
         image, said = panel.images[0].get_array(), digits(panel)
         for row in chosen(R2, map=name):
             at = row["layer"], row["target"] - 1
@@ -198,8 +204,8 @@ def test_r2_heat_maps_hold_every_pair(saved):
         assert len(said) == L * (L + 1) / 2
         assert ticks(panel.xaxis) == ["1", "2", "3"]
     assert ticks(figure.axes[0].yaxis) == ["0", "1", "2"]
-    assert figure.axes[0].get_ylabel() == "source layer i"
-    assert figure.axes[2].get_ylabel() == "r2 (negative values shown as 0)"
+    assert figure.axes[0].get_ylabel() == "source layer $i$"
+    assert figure.axes[2].get_ylabel() == "$R^2$ (negative values shown as 0)"
 
 
 def test_heat_maps_say_what_is_below_zero_and_are_of_the_metric_asked_for(saved):
@@ -214,7 +220,7 @@ def test_early_exit_curves_are_their_own_and_rise_with_cost(saved):
     figure = saved(plot_early_exit, EXITS)
     samples = legend(figure)
     styles = {"dynamic exit": "gap", "dynamic, cheap check": "gap_cheap", "fixed exit": "fixed"}
-    assert list(samples) == ["mat", "id", *styles]
+    assert list(samples) == ["linear map", "logit lens", *styles]
     labels = ("mean blocks run", "FLOPs, as a share of the full pass")
     for panel, across, label in zip(figure.axes, ("layers", "flops_ratio"), labels, strict=True):
         assert panel.get_xlabel() == label
@@ -223,7 +229,7 @@ def test_early_exit_curves_are_their_own_and_rise_with_cost(saved):
                 mine = chosen(EXITS, map=name, confidence=kind)
                 cost, hits = (chosen(mine, metric=metric) for metric in (across, "precision@1"))
                 wanted = sorted((c["value"], h["value"]) for c, h in zip(cost, hits, strict=True))
-                x, y = curve(panel, samples[name], samples[said].get_linestyle())
+                x, y = curve(panel, samples[readable(name)], samples[said].get_linestyle())
                 assert [*zip(x, y, strict=True)] == wanted
         (level,) = [line for line in panel.lines if len(set(line.get_ydata())) == 1]
         assert set(level.get_ydata()) == {0.95}
@@ -231,35 +237,35 @@ def test_early_exit_curves_are_their_own_and_rise_with_cost(saved):
 
 
 def test_linearity_of_steps_and_parts(saved):
-    figure = saved(report.plot_linearity, LINEARITY)
+    figure = saved(linear_plots.plot_linearity, LINEARITY)
     own = [row for row in LINEARITY if not {"checkpoint", "against"} & row.keys()]
     samples = legend(figure)
-    assert list(samples) == [*KINDS, *SUBMODULES]
+    assert list(samples) == [*(f"steps, {kind}" for kind in KINDS), *(readable(part, PARTS) for part in SUBMODULES)]
     steps = [row for row in own if row.get("target") == row["layer"] + 1]
     for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=False):
-        assert panel.get_title() == f"layer to layer, {name} the residual"
+        assert panel.get_title() == f"layer to layer,\n{name} the residual"
         for kind, end in KINDS.items():
-            check_line(panel, samples[kind], chosen(steps, metric=f"{score}{end}"))
+            check_line(panel, samples[f"steps, {kind}"], chosen(steps, metric=f"{score}{end}"))
         assert len(panel.lines) == 3
     parts = figure.axes[2]
-    assert parts.get_title() == "sub-modules, held out"
+    assert parts.get_title() == "sub-modules,\nheld out"
     for part in SUBMODULES:
-        check_line(parts, samples[part], chosen(own, map=part, metric="linearity_held_out"))
+        check_line(parts, samples[readable(part, PARTS)], chosen(own, map=part, metric="linearity_held_out"))
     assert figure.axes[0].get_ylabel() == "linearity"
     assert {panel.get_xlabel() for panel in figure.axes} == {"layer"}
 
 
 def test_geometry_checkpoints_and_difference(saved):
-    figure = saved(report.plot_geometry, LINEARITY)
+    figure = saved(linear_plots.plot_geometry, LINEARITY)
     for panel, (metric, name) in zip(figure.axes, report.GEOMETRY.items(), strict=True):
         assert panel.get_title() == name
         of = "stream" if metric == "anisotropy" else "mat"
         assert list(panel.lines[0].get_ydata()) == [row["value"] for row in chosen(LINEARITY, map=of, metric=metric)]
     assert figure.axes[0].get_yscale() == "log"
 
-    figure = saved(report.plot_checkpoints, LINEARITY)
+    figure = saved(linear_plots.plot_checkpoints, LINEARITY)
     for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=True):
-        assert panel.get_title() == f"layer to layer, {name} the residual"
+        assert panel.get_title() == f"layer to layer,\n{name} the residual"
         assert ticks(panel.xaxis) == ["20", "100", "--model"]
         for layer, line in enumerate(panel.lines):
             wanted = [
@@ -272,10 +278,10 @@ def test_geometry_checkpoints_and_difference(saved):
         samples = legend(figure)
         assert [float(samples[f"{end} block"].get_color()) for end in ("first", "last")] == [shades[0], shades[-1]]
 
-    figure = saved(report.plot_difference, LINEARITY)
-    for score in STEPS:
+    figure = saved(linear_plots.plot_difference, LINEARITY)
+    for score, name in zip(STEPS, ("with", "without"), strict=True):
         rows = chosen(LINEARITY, metric=f"{score}_held_out_difference")
-        check_line(figure.axes[0], legend(figure)[score.replace("_", " ")], rows)
+        check_line(figure.axes[0], legend(figure)[f"{name} the residual"], rows)
     assert figure.axes[0].get_ylabel() == "difference of held-out linearity"
 
 
@@ -286,25 +292,34 @@ def test_histogram_of_errors(saved):
         | {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
         for layer, k, share in ((0, 0, 0.25), (0, 7, 0.75), (1, 31, 1.0))
     ]
-    panel, bar = saved(report.plot_errors, rows).axes
+    panel, bar = saved(linear_plots.plot_errors, rows).axes
     grid = panel.collections[0].get_array()
     assert {(k, layer): grid[k, layer] for k, layer in np.argwhere(~np.ma.getmaskarray(grid))} == {
         (0, 0): 0.25,
         (7, 0): 0.75,
         (31, 1): 1.0,
     }
-    assert (panel.get_xlabel(), panel.get_ylabel()) == ("layer", "squared error / mean spread of the target")
-    assert (panel.get_yscale(), bar.get_ylabel()) == ("log", "share of tokens")
+    assert (panel.get_xlabel(), panel.get_ylabel()) == (
+        "layer",
+        "squared error of a token, in\nmean spreads of the target",
+    )
+    assert (panel.get_yscale(), bar.get_ylabel()) == ("log", "share of tokens (grey: none)")
+    assert panel.get_ylim() == (edges[0], edges[32])
 
 
 def test_pruned_models_by_method(saved):
     figure = saved(plot_prune, PRUNED)
-    assert list(legend(figure)) == ["delete", "map", "distil", "merge"]
+    assert list(legend(figure)) == ["deleted", "linear map", "distilled map", "merged"]
     names = {"perplexity": "perplexity", "kl": "KL (nats)", "precision@1": "precision@1"}
     for panel, (metric, name) in zip(figure.axes, names.items(), strict=True):
         assert (panel.get_title(), panel.get_xlabel()) == (name, "blocks removed")
-        for method, sample in legend(figure).items():
-            check_line(panel, sample, chosen(PRUNED, method=method, metric=metric), key="removed")
+        for method in ("delete", "map", "distil", "merge"):
+            check_line(
+                panel,
+                legend(figure)[readable(method, METHODS)],
+                chosen(PRUNED, method=method, metric=metric),
+                key="removed",
+            )
     assert [panel.get_yscale() for panel in figure.axes] == ["log", "linear", "linear"]
     assert figure.axes[2].get_ylim() == (0, 1.02)
 
@@ -320,30 +335,32 @@ def test_maps_that_travel(saved):
 
     figure = saved(travel_plots.plot_pairs, CROSS)
     for panel, metric in zip(figure.axes, ("precision@1", "precision@10", "r2"), strict=False):
-        assert (panel.get_title(), panel.get_xlabel()) == (metric, "evaluated on")
+        assert (panel.get_title(), panel.get_xlabel()) == (metric_name(metric), "evaluated on")
         assert ticks(panel.xaxis) == ["a", "x"]
         for i, fit in enumerate(("a", "b/x", None)):
             for j, eval_ in enumerate(("a", "b/x")):
                 wanted = mean(fit, eval_, 500 if fit else 0, metric)
                 assert panel.images[0].get_array()[i, j] == pytest.approx(wanted)
                 assert digits(panel)[i, j] == f"{wanted:.2f}"
-    assert ticks(figure.axes[0].yaxis) == ["a", "x", "id"]
+    assert ticks(figure.axes[0].yaxis) == ["a", "x", "logit lens"]
     assert figure.axes[0].get_ylabel() == "fitted on 500 examples of"
 
     figure = saved(travel_plots.plot_learning_curve, CROSS)
     samples, panels = legend(figure), np.reshape(figure.axes, (2, 3))
-    assert list(samples) == ["fitted on a", "fitted on x", "id"]
-    assert [panel.get_title() for panel in panels[0]] == ["precision@1", "surprisal, nats", "r2, cut off at −1"]
+    assert list(samples) == ["fitted on a", "fitted on x", "logit lens"]
+    titles = ["precision@1", "surprisal, nats", "$R^2$, cut off at −1"]
+    assert [[panel.get_title() for panel in row] for row in panels] == [
+        [f"{title}\non {name}" for title in titles] for name in ("a", "x")
+    ]
     for across, eval_ in zip(panels, ("a", "b/x"), strict=True):
         for panel, metric in zip(across, ("precision@1", "surprisal", "r2"), strict=True):
             for fit, label, sizes in (("a", "fitted on a", [500]), ("b/x", "fitted on x", [80, 500])):
                 x, y = curve(panel, samples[label])
                 assert x == sizes
                 assert y == pytest.approx([mean(fit, eval_, n, metric) for n in sizes])
-            (dotted,) = [line for line in panel.lines if line.get_linestyle() == samples["id"].get_linestyle()]
+            (dotted,) = [line for line in panel.lines if line.get_linestyle() == samples["logit lens"].get_linestyle()]
             assert list(dotted.get_ydata()) == pytest.approx([mean(None, eval_, 0, metric)] * 2)
             assert panel.get_xscale() == "log"
-    assert [across[0].get_ylabel() for across in panels] == ["on a", "on x"]
     assert {panel.get_xlabel() for panel in panels[1]} == {"examples fitted on"}
 
 

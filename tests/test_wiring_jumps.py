@@ -124,7 +124,7 @@ def test_r2_heeds_every_flag(lab):
     width = row["high"] - row["low"]
     assert np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.01 * width
     (figure,) = outcome.figures
-    assert figure.get_suptitle().endswith("reference/gpt2: r2 of layer j from layer i")
+    assert figure.get_suptitle().endswith("reference/gpt2: $R^2$ of layer $j$ from layer $i$")
 
 
 def test_r2_leaves_first_positions_out_where_it_says_so():

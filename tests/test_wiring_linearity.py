@@ -12,6 +12,7 @@ from jmat.data import make_examples
 from jmat.data.pieces import draw_pieces
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.report.names import short_path
 from jmat.runtime.digests import model_hash
 from jmat.studies import linearity
 from jmat.studies.linearity import study
@@ -144,9 +145,9 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
     names = ["linearity", "geometry", "errors", "checkpoints", "difference", "pairs"]
     assert sorted(path.stem for path in outcome.out.glob("*.png")) == sorted(names)
     titles = [figure.get_suptitle() for figure in outcome.figures]
-    model = str(REFERENCE / "gpt2")
+    model, other = (short_path(str(path)) for path in (REFERENCE / "gpt2", changed_model()))
     assert titles[:4] == [model] * 4
-    assert titles[4:] == [f"{model} − {changed_model()}", f"{model}: linearity of all pairs"]
+    assert titles[4:] == [f"{model} − {other}", f"{model}: linearity of all pairs"]
     table = outcome.printed.partition("linearity of the step from layer l to l + 1")[2].partition("\nheld out, of")[0]
     outer, heads = (re.split(r" {2,}", line.strip()) for line in table.strip("\n").splitlines()[:2])
     assert outer == ["with the residual", "without"]

@@ -18,6 +18,7 @@ from jmat.studies.tasks import scoring as tasks
 from jmat.training import train as training
 from jmat.training.penalties import Regularizer
 from tests.by_hand import Lab, log_p
+from tests.figures import legend
 from tests.inside import call, changed_model, loaded, text
 from tests.test_reference import REFERENCE
 
@@ -333,7 +334,7 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
         f"{name}, {kind}" for name in ("none", "cosine 0.5", "cosine 2") for kind in ("mat", "id", "mat - id")
     ]
     (figure,) = outcome.figures
-    metrics = ["linearity", "linearity_without_residual", "accuracy", "precision@1"]
-    assert [panel.get_title() for panel in figure.axes] == metrics
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "cosine 0.5", "cosine 2"]
+    titles = ["linearity", "linearity without residual", "accuracy of the probe", "precision@1"]
+    assert [panel.get_title() for panel in figure.axes] == titles
+    assert list(legend(figure)) == ["no penalty", "cosine 0.5", "cosine 2"]
     assert "cosine 2              eval_loss         0.1100" in outcome.printed

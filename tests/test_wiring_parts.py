@@ -8,7 +8,9 @@ import pytest
 import jmat
 from jmat.maps.types import Zero
 from jmat.models.sites import SUBMODULES
+from jmat.report.names import readable
 from tests.by_hand import Lab, affine, log_p, r2, same
+from tests.figures import legend
 from tests.inside import call, text
 
 FLAGS = {"num_fit": 100, "num_eval": 40, "seed": 3, "intercept": True}
@@ -122,6 +124,5 @@ def test_the_figure_and_the_table_hold_what_was_asked_for(lab):
     metrics = ("precision@1", "precision@5", "precision@10", "surprisal")
     assert tuple(panel.get_title() for panel in figure.axes) == metrics
     assert figure.get_suptitle().endswith("reference/gpt2: sub-modules replaced from layer l on")
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(legend) == {"mat", *PARTS}
+    assert set(legend(figure)) == {readable(name) for name in ("mat", *PARTS)}
     assert "precision@1" in outcome.printed

@@ -99,8 +99,8 @@ def test_prune_removes_by_the_score_and_keeps_its_figures(lab):
         np.testing.assert_allclose(linear(lab.held_out[start]), wanted, atol=1e-3 * np.abs(wanted).max())
     assert (info.n, info.seed) == (100, 3)
     (figure,) = outcome.figures
-    assert figure.get_suptitle().endswith("reference/gpt2: blocks removed by block_influence")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["delete", "map"]
+    assert figure.get_suptitle().endswith("reference/gpt2: blocks removed by block influence")
+    assert list(legend(figure)) == ["deleted", "linear map"]
 
 
 def test_prune_orders_by_another_score_where_that_is_asked_for(lab):
@@ -228,9 +228,9 @@ def test_probe_reads_both_models_each_with_its_own_streams():
     majority = outcome.one(map="majority")["value"]
     assert f"majority: {majority:.3f}" in outcome.printed.splitlines()
     samples, (panel,) = legend(figure), figure.axes
-    assert curve(panel, samples["majority"])[1] == [majority] * 5
-    assert curve(panel, samples["ridge"])[1] == ours
-    assert curve(panel, samples["ridge (against)"])[1] == other
+    assert curve(panel, samples["most frequent label"])[1] == [majority] * 5
+    assert curve(panel, samples["ridge classifier"])[1] == ours
+    assert curve(panel, samples["ridge classifier, other model"])[1] == other
 
 
 def test_probe_reads_the_text_in_the_tokens_of_each_model(monkeypatch):
@@ -306,8 +306,8 @@ def test_maps_of_one_text_are_evaluated_on_another():
     id_row = outcome.one(map="id", eval_corpus=str(corpora["two"]), layer=1, metric="r2")
     same(id_row, [r2(labs["two"].held_out[-1], labs["two"].held_out[1])])
     pairs, curve = outcome.figures
-    assert pairs.get_suptitle().endswith("mat fitted on one corpus, evaluated on another")
-    assert curve.get_suptitle().endswith("mat over the examples it is fitted on")
+    assert pairs.get_suptitle().endswith("linear map fitted on one corpus, evaluated on another")
+    assert curve.get_suptitle().endswith("linear map over the examples it is fitted on")
     home = str(corpora["one"])
     lines = [line.split() for line in outcome.printed.splitlines()]
 

@@ -1,101 +1,110 @@
-"""Figures drawn from results.json alone, so that they can be drawn again without the model.
+"""Draws figures from results.json alone, so that they can be drawn again without the model.
 
-figure = plot_by_layer(read_results("runs/layer_jump-gpt2"), ("precision@1", "surprisal"))
-save_figure(figure, "figure.png")
+figure = plot_by_layer(read_results("runs/layer_jump-gpt2"), ("precision@1", "surprisal"), width="page")
+save_figure(figure, "figure.pdf")
+
+Every plot function takes `title`, `width`, `ax` and `panel`: see `jmat.report.drawing.Drawing`.
 """
 
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from jmat.report.axes import is_share, layer_axis, metric_axis, pair_axes
+from jmat.report.compare import compare as compare
+from jmat.report.drawing import Drawing, Layout, Look, Panel, Picture, draw, key, line
+from jmat.report.names import MAPS, STREAMS, metric_name, readable
 from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.runtime.files import save_atomically
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the
 # markers also survive a black-and-white printer.
-_LOOKS = {
+_LOOKS: dict[str, Look] = {
     "mat": ("#0072B2", "o"),
     "id": ("#D55E00", "s"),
     "mat_attn": ("#009E73", "^"),
     "mat_ffn": ("#CC79A7", "D"),
     "mat_ln1_ln2": ("#E69F00", "v"),
 }
-_SPARE_LOOKS = (("#56B4E9", "P"), ("#000000", "X"), ("#999999", "<"), ("#882255", ">"))
-_STYLE: Any = {  # matplotlib types every key of it
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "axes.edgecolor": "0.4",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.92",
-    "grid.linewidth": 0.8,
-    "xtick.color": "0.3",
-    "ytick.color": "0.3",
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
+_SPARE_COLOURS = ("#56B4E9", "#000000", "#999999", "#882255")
+_SPARE_MARKERS = ("P", "X", "<", ">", "*", "h", "p")
+# Confidence of an early exit → the key of a row's setting, line style, and its words in the legend.
+_EXITS: dict[str, tuple[str, Any, str]] = {
+    "gap": ("lambda", "-", "dynamic exit"),
+    "gap_cheap": ("lambda_cheap", "--", "dynamic, cheap check"),
+    "fixed": ("layer", ":", "fixed exit"),
 }
-# Metrics that are shares of examples: their axis is [0, 1].
-_SHARES = ("precision@", "recall@")
-_UNITS = {"surprisal": "nats", "kl": "nats", "cross_entropy": "nats"}
+_COSTS = {"layers": "mean blocks run", "flops_ratio": "FLOPs, as a share of the full pass"}
+_LEVEL = 0.95
 
 
-def plot_layer_jump(results: Mapping[str, Any], *, title: str = "") -> Figure:
+def plot_layer_jump(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and surprisal."""
-    return plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), title=title)
+    return plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), **drawing)
 
 
-def plot_by_layer(results: Mapping[str, Any], metrics: Sequence[str], *, title: str = "") -> Figure:
-    """One panel a metric: source layer 0..L across, one line a map, with its interval as a band.
+def plot_by_layer(
+    results: Mapping[str, Any],
+    metrics: Sequence[str],
+    *,
+    names: Mapping[str, str] = MAPS,
+    **drawing: Unpack[Drawing],
+) -> Figure:
+    """Draws one panel a metric: source layer 0..L across, one line a map, with its interval as a band.
 
     Rows with a `layer` and a `target` are drawn; those of single heads (`mat_head.3`) are left out.
 
-    Raises NothingToDrawError if there is nothing to draw for a metric.
+    Args:
+      results: what results.json holds.
+      metrics: names of the panels.
+      names: code name of a map → its words in the legend.
+      drawing: see `Drawing`.
+
+    Raises:
+      NothingToDrawError: there is nothing to draw for a metric.
     """
     rows = [row for row in results["rows"] if {"layer", "target"} <= row.keys() and "_head." not in row["map"]]
     rows = [row for row in rows if row["metric"] in metrics and row["value"] is not None]
     missing = set(metrics) - {row["metric"] for row in rows}
     if missing or not metrics:
         raise NothingToDrawError(f"no rows by layer for {', '.join(sorted(missing)) or 'no metrics'}: nothing to draw")
-    looks = _looks(rows)
-
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
-        for panel, metric in zip(panels, metrics, strict=True):
-            for name, look in looks.items():
-                mine = sorted(
-                    (row for row in rows if (row["map"], row["metric"]) == (name, metric)), key=lambda row: row["layer"]
-                )
-                line(panel, [row["layer"] for row in mine], mine, look)
-            panel.set(title=metric, xlabel="layer")
-            count_axis(panel)
-            panel.margins(x=0.03)
-            _scale(panel, metric)
-        for left, right, panel in zip(metrics, metrics[1:], panels[1:], strict=False):
-            if left.startswith(_SHARES) and right.startswith(_SHARES):
-                panel.tick_params(labelleft=False)  # the same axis as the panel before
-        legend(figure, [key(name, look) for name, look in looks.items()])
-
-    return draw(fill, title=title, size=(2.3 * len(metrics) + 0.4, 2.9))
+    looks = map_looks(rows)
+    panels = {metric: _layer_panel(metric, rows, looks, names) for metric in metrics}
+    return draw(panels, **drawing)
 
 
-def plot_r2(results: Mapping[str, Any], *, title: str = "", metric: str = "r2") -> Figure:
-    """Heat maps side by side, one a map: source layer i down, target j across, r2 in colour and, if it fits, in digits.
+def _layer_panel(metric: str, rows: Sequence[Row], looks: Mapping[str, Look], names: Mapping[str, str]) -> Panel:
+    def fill(panel: Axes) -> None:
+        for name, look in looks.items():
+            mine = [row for row in rows if (row["map"], row["metric"]) == (name, metric)]
+            mine.sort(key=lambda row: row["layer"])
+            line(panel, [row["layer"] for row in mine], mine, look)
+        panel.set(title=metric_name(metric), xlabel="layer")
+        layer_axis(panel)
+        panel.margins(x=0.03)
+        metric_axis(panel, metric)
 
-    Raises NothingToDrawError if there is nothing to draw.
+    keys = [key(readable(name, names), look) for name, look in looks.items()]
+    return Panel(fill, keys, scale="share" if is_share(metric) else "")
+
+
+def plot_r2(results: Mapping[str, Any], *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
+    """Draws a heat map a map: source layer i down, target j across, r2 in colour and, if it fits, in digits.
+
+    The panels are called `mat` and `id`.
+
+    Args:
+      results: what results.json holds.
+      metric: what is drawn, in place of r2.
+      drawing: see `Drawing`.
+
+    Raises:
+      NothingToDrawError: there is nothing to draw.
     """
     rows = [row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")]
     rows = [row for row in rows if row["value"] is not None]
@@ -106,65 +115,94 @@ def plot_r2(results: Mapping[str, Any], *, title: str = "", metric: str = "r2") 
     grids = {name: np.full((L, L), np.nan) for name in names}
     for row in rows:
         grids[row["map"]][row["layer"], row["target"] - 1] = row["value"]
-
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-        for panel, (name, grid) in zip(panels, grids.items(), strict=True):
-            image = _heat_map(panel, grid)
-            panel.set(title=name, xlabel="target layer j")
-        panels[0].set_ylabel("source layer i")
-        figure.colorbar(image, ax=list(panels), label=f"{metric} (negative values shown as 0)", shrink=0.85, pad=0.02)
-
     side = float(np.clip(0.4 * L, 3.0, 5.5))
-    return draw(fill, title=title, size=(len(names) * side + 1.2, side + 0.7))
+    bar = f"{metric_name(metric)} (negative values shown as 0)"
+    layout = Layout(panel=(side + 0.4, side + 0.75), narrowest=2.4, ratio=1.05, colour_bar=bar)
+    return draw({name: _pair_panel(name, grid) for name, grid in grids.items()}, layout, **drawing)
 
 
-def plot_early_exit(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Precision@1 against mean blocks run, and against FLOPs: dynamic exit, cheap check and fixed exit, `mat` and `id`.
+def _pair_panel(name: str, grid: np.ndarray) -> Panel:
+    def fill(panel: Axes) -> AxesImage:
+        image = share_map(panel, grid)
+        pair_axes(panel)
+        panel.set(title=readable(name, STREAMS), xlabel="target layer $j$", ylabel="source layer $i$")
+        return image
 
-    Raises NothingToDrawError if there is nothing to draw.
-    """
-    # confidence → the key of a row's setting, line style, and how it reads in the legend
-    kinds: dict[str, tuple[str, Any, str]] = {
-        "gap": ("lambda", "-", "dynamic exit"),
-        "gap_cheap": ("lambda_cheap", "--", "dynamic, cheap check"),
-        "fixed": ("layer", ":", "fixed exit"),
+    return Panel(fill, scale="layers")
+
+
+def share_map(panel: Axes, grid: np.ndarray) -> AxesImage:
+    """Draws numbers from 0 to 1 in colour, and in digits where they fit."""
+    panel.grid(False)
+    panel.spines[:].set_visible(False)
+    image = panel.imshow(np.clip(grid, 0, 1), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+    panel.tick_params(length=0)
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    # Room of a cell in points; axes' words and the colour bar take some of the panel.
+    place = panel.get_subplotspec()
+    across = 1 if place is None else place.get_gridspec().ncols
+    share = 0.8 if isinstance(figure, Picture) else 0.5  # axes of others have a colour bar each
+    room = share * figure.get_figwidth() / across * 72 / grid.shape[1]
+    for (i, j), text in _digits(grid, room).items():
+        shade = "black" if grid[i, j] > 0.6 else "white"
+        panel.text(j, i, text, ha="center", va="center", color=shade, fontsize=7)
+    return image
+
+
+def _digits(grid: np.ndarray, room: float) -> dict[tuple[int, int], str]:
+    """Returns the digits of cells that are `room` points wide: 0.41, or .41 if that is all that fits, or nothing."""
+    texts = {
+        (int(i), int(j)): f"{grid[i, j]:.2f}".replace("-", "−") if grid[i, j] > -10 else "< −10"
+        for i, j in np.argwhere(np.isfinite(grid))
     }
-    rows = [row for row in results["rows"] if row.get("confidence") in kinds and row["value"] is not None]
+    for shown in (texts, {place: text.replace("0.", ".", 1) for place, text in texts.items()}):
+        if room >= 1.5 + 4.5 * max(map(len, shown.values()), default=0):
+            return shown
+    return {}
+
+
+def plot_early_exit(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+    """Draws precision@1 against mean blocks run, and against FLOPs: dynamic, cheap and fixed exits of `mat` and `id`.
+
+    The panels are called `layers` and `flops_ratio`.
+
+    Raises:
+      NothingToDrawError: there is nothing to draw.
+    """
+    rows = [row for row in results["rows"] if row.get("confidence") in _EXITS and row["value"] is not None]
     if not rows:
         raise NothingToDrawError("no early-exit rows: nothing to draw")
-    looks = _looks(rows, names=("mat", "id"))
+    looks = map_looks(rows, names=("mat", "id"))
+    layout = Layout(panel=(4.0, 3.3), narrowest=2.4, ratio=0.68)
+    return draw({across: _exit_panel(across, rows, looks) for across in _COSTS}, layout, **drawing)
 
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, 2, squeeze=False, sharey=True)[0]
-        for panel, across, label in zip(
-            panels, ("layers", "flops_ratio"), ("mean blocks run", "FLOPs, as a share of the full pass"), strict=True
-        ):
-            panel.axhline(0.95, color="0.6", linewidth=0.8, zorder=1)
-            for confidence, (setting, style, _) in kinds.items():
-                for name, look in looks.items():
-                    x, hits = _curve([row for row in rows if row["map"] == name], confidence, setting, across)
-                    line(panel, x, hits, look, linestyle=style)
-            panel.set(xlabel=label, ylim=(0, 1.02))
-        panels[0].set_ylabel("precision@1")
-        panels[0].annotate(
-            "95 %", (0, 0.95), xycoords=("axes fraction", "data"), xytext=(4, -2), textcoords="offset points",
+
+def _exit_panel(across: str, rows: Sequence[Row], looks: Mapping[str, Look]) -> Panel:
+    def fill(panel: Axes) -> None:
+        panel.axhline(_LEVEL, color="0.6", linewidth=0.8, zorder=1)
+        for confidence, (setting, style, _) in _EXITS.items():
+            for name, look in looks.items():
+                x, hits = _curve([row for row in rows if row["map"] == name], confidence, setting, across)
+                line(panel, x, hits, look, linestyle=style)
+        panel.set(xlabel=_COSTS[across], ylabel="precision@1", ylim=(0, 1.02))
+        panel.annotate(
+            "95 %", (0, _LEVEL), xycoords=("axes fraction", "data"), xytext=(4, -2), textcoords="offset points",
             color="0.4", fontsize=7, va="top",
         )  # fmt: skip
-        maps = [key(name, look) for name, look in looks.items()]
-        found = {row["confidence"] for row in rows}
-        styles = [
-            Line2D([], [], color="0.3", linestyle=style, label=label)
-            for kind, (_, style, label) in kinds.items()
-            if kind in found
-        ]
-        legend(figure, [*maps, *styles])
 
-    return draw(fill, title=title, size=(8.4, 3.7))
+    maps = [key(readable(name), look) for name, look in looks.items()]
+    occurring = {row["confidence"] for row in rows}
+    styles = [
+        Line2D([], [], color="0.3", linestyle=style, label=label)
+        for kind, (_, style, label) in _EXITS.items()
+        if kind in occurring
+    ]
+    return Panel(fill, [*maps, *styles], scale="precision@1")
 
 
 def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> tuple[list[float | int], list[Row]]:
-    """Values of metric `across`, rising, and the rows of precision@1 at the same settings."""
+    """Returns values of metric `across`, rising, and the rows of precision@1 at the same settings."""
     mine = [row for row in rows if row["confidence"] == confidence and setting in row]
     at = {row[setting]: row["value"] for row in mine if row["metric"] == across}
     hits = {row[setting]: row for row in mine if row["metric"] == "precision@1"}
@@ -172,98 +210,12 @@ def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> t
     return [at[key] for key in order], [hits[key] for key in order]
 
 
-def draw(fill: Callable[[Figure], None], *, title: str, size: tuple[float, float]) -> Figure:
-    """Returns a new figure of a size in inches, in which `fill` has drawn.
-
-    No global state of matplotlib is changed.
-    """
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        fill(figure)
-        if title:
-            figure.suptitle(title, fontsize=11)
-    return figure
-
-
-def save_figure(figure: Figure, path: str | pathlib.Path) -> None:
-    """Writes a figure as PNG, whole or not at all."""
-
-    def write(temporary: pathlib.Path) -> None:
-        figure.savefig(temporary, dpi=200, format="png", bbox_inches="tight", pad_inches=0.06)
-
-    with mpl.rc_context(_STYLE):  # ticks are made when the figure is written
-        save_atomically(pathlib.Path(path), write)
-
-
-def _looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
-    """Colour and marker of every map that occurs (of `names`, if given): known maps first, in their usual order."""
-    found = list(dict.fromkeys(row["map"] for row in rows if not names or row["map"] in names))
-    unknown = [name for name in found if name not in _LOOKS]
-    spare = {name: _SPARE_LOOKS[k % len(_SPARE_LOOKS)] for k, name in enumerate(unknown)}
-    return {name: look for name, look in _LOOKS.items() if name in found} | spare
-
-
-def count_axis(panel: Axes) -> None:
-    """Ticks of the x axis, at whole numbers: layers, blocks."""
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=2))
-
-
-def perplexity_axis(panel: Axes) -> None:
-    """Makes the y axis logarithmic, with plain numbers such as 50 in place of 5 × 10¹."""
-    panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(LogFormatter())
-    panel.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
-
-
-def line(
-    panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: tuple[str, str], linestyle: str = "-"
-) -> None:
-    """A line through the rows' values, in a band from `low` to `high` where they have them."""
-    colour, marker = look
-    panel.plot(x, [row["value"] for row in rows], color=colour, marker=marker, linestyle=linestyle, markeredgewidth=0)
-    bounds = [(row.get("low"), row.get("high")) for row in rows]
-    if rows and all(low is not None and high is not None for low, high in bounds):
-        low, high = zip(*bounds, strict=True)
-        panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def _scale(panel: Axes, metric: str) -> None:
-    """Shares of examples lie in [0, 1]; perplexities span powers of ten; anything else starts at 0, if that is near."""
-    if metric.startswith(_SHARES):
-        panel.set_ylim(0, 1.02)
-    elif metric == "perplexity":
-        perplexity_axis(panel)
-    elif 0 <= panel.dataLim.y0 < 0.5 * panel.dataLim.y1:
-        panel.set_ylim(bottom=0)
-    if metric in _UNITS:
-        panel.set_ylabel(_UNITS[metric])
-
-
-def key(name: str, look: tuple[str, str]) -> Line2D:
-    """A line's sample for `legend`."""
-    return Line2D([], [], color=look[0], marker=look[1], markeredgewidth=0, label=name)
-
-
-def legend(figure: Figure, keys: Sequence[Line2D]) -> None:
-    """One legend for all panels, below them."""
-    figure.legend(handles=list(keys), loc="outside lower center", ncols=len(keys), handlelength=2.2, columnspacing=1.6)
-
-
-def _heat_map(panel: Axes, grid: np.ndarray) -> AxesImage:
-    """Pairs of layers: row i = 0..L−1 down, column j = 1..L across; digits where there are few enough to read."""
-    L = len(grid)
-    panel.grid(False)
-    for side in panel.spines.values():
-        side.set_visible(False)
-    image = panel.imshow(np.clip(grid, 0, 1), cmap="viridis", vmin=0, vmax=1, aspect="equal")
-    step = -(-L // 16)
-    panel.set_xticks(range(0, L, step), [str(j + 1) for j in range(0, L, step)])
-    panel.set_yticks(range(0, L, step), [str(i) for i in range(0, L, step)])
-    panel.tick_params(length=0)
-    if L <= 16:
-        for i, j in np.argwhere(np.isfinite(grid)):
-            text = f"{grid[i, j]:.2f}".replace("-", "−") if grid[i, j] > -10 else "< −10"
-            shade = "black" if grid[i, j] > 0.6 else "white"
-            panel.text(j, i, text, ha="center", va="center", color=shade, fontsize=6)
-    return image
+def map_looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, Look]:
+    """Returns colour and marker of every map that occurs (of `names`, if given): known maps first, in their order."""
+    occurring = list(dict.fromkeys(row["map"] for row in rows if not names or row["map"] in names))
+    unknown = [name for name in occurring if name not in _LOOKS]
+    spare = {
+        name: (_SPARE_COLOURS[k % len(_SPARE_COLOURS)], _SPARE_MARKERS[k % len(_SPARE_MARKERS)])
+        for k, name in enumerate(unknown)
+    }
+    return {name: look for name, look in _LOOKS.items() if name in occurring} | spare

@@ -15,7 +15,7 @@ import pathlib
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.maps.types import Linear
+from jmat.report.drawing import Drawing, Width, check_format, save_figure, width_in_inches
 from jmat.report.notes import format_notes
-from jmat.report.plots import save_figure
 from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
@@ -59,7 +59,8 @@ class Results:
       text: what was read: its source, and fingerprints of what was fitted and evaluated on.
       maps: the maps that were fitted, by their names in files, such as `mat.3.8`.
       maps_info: which model and text the maps come from; None where there are no maps.
-      figures: file name → function that draws it from what results.json holds.
+      figures: file name → function that draws it from what results.json holds, and that takes
+        what `jmat.report.drawing.Drawing` lists.
       tables: returns the tables of the rows, as text.
       files: names of further files → function that writes them into a folder.
       remarks: sentences below the tables that are of no row, such as the machine of a clock.
@@ -72,7 +73,7 @@ class Results:
     text: Mapping[str, Any] | None = None
     maps: Mapping[str, Linear] = dataclasses.field(default_factory=dict)
     maps_info: MapsInfo | None = None
-    figures: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, Callable[..., Figure]] = dataclasses.field(default_factory=dict)
     tables: Callable[[Sequence[Row]], str] = _print_nothing
     files: Mapping[tuple[str, ...], Callable[[pathlib.Path], None]] = dataclasses.field(default_factory=dict)
     remarks: Sequence[str] = ()
@@ -84,20 +85,32 @@ class Results:
         """Returns the figures as tables of plain text, and the notes and remarks on them."""
         return "\n".join([self.tables(self.rows).rstrip("\n"), *format_notes(self.rows), *self.remarks])
 
-    def plot(self, name: str | None = None) -> Figure:
-        """Draws a figure: by its file name, by default the first.
+    def plot(self, name: str | None = None, **drawing: Unpack[Drawing]) -> Figure:
+        """Draws a figure: by its file name, with or without the ending; by default the first.
+
+            results.plot(width="column", title="")
+            results.plot("layer_jump", panel="precision@1", ax=axes[0])
+
+        Args:
+          name: its name; None: the first.
+          drawing: title, width, axes and panel, see `jmat.report.drawing.Drawing`.
 
         Raises:
-          ValueError: there is no figure of that name, or nothing to draw in it.
+          ValueError: there is no figure of that name, or nothing to draw in it; an argument that
+            does not fit it.
         """
-        if not self.figures or (name is not None and name not in self.figures):
+        files = {pathlib.PurePath(file).stem: file for file in self.figures}
+        file = next(iter(self.figures), None) if name is None else files.get(pathlib.PurePath(name).stem)
+        if file is None:
             raise ValueError(f"{self.experiment} draws {', '.join(self.figures) or 'no figure'}, not {name!r}.")
-        return self.figures[name or next(iter(self.figures))](self._content())
+        return self.figures[file](self._content(), **drawing)
 
     def save(
         self,
         folder: str | pathlib.Path,
         *,
+        figure_format: str = "png",
+        width: Width = None,
         before: Callable[[str], object] = ignore_message,
         say: Callable[[str], object] = ignore_message,
     ) -> list[str]:
@@ -105,6 +118,9 @@ class Results:
 
         Args:
           folder: is made where it is missing.
+          figure_format: png, pdf or svg.
+          width: of the figures: "column" (3.25 inches), "page" (6.75) or inches; None: as wide
+            as suits a screen.
           before: is called with the name of each file before it is written.
           say: is called with a sentence about a figure that is left out, because there is
             nothing to draw in it.
@@ -113,8 +129,11 @@ class Results:
           The names of the files.
 
         Raises:
+          ValueError: there is no such format or width.
           OSError: a file cannot be written.
         """
+        check_format(figure_format)
+        width_in_inches(width)
         folder, written = pathlib.Path(folder), ["results.json"]
         folder.mkdir(parents=True, exist_ok=True)
         files = dict(self.files)
@@ -127,10 +146,11 @@ class Results:
         content = write_results(
             folder, self.experiment, self.config, self.rows, model_hash=self.model_hash, text=self.text
         )
-        for name, draw in self.figures.items():
+        for file, draw in self.figures.items():
+            name = figure_file(file, figure_format)
             before(name)
             try:
-                save_figure(draw(content), folder / name)
+                save_figure(draw(content, width=width), folder / name)
                 written.append(name)
             except NothingToDrawError as error:
                 say(f"{name} is left out: {error}")
@@ -149,6 +169,11 @@ class Results:
         title = f"<b>{html.escape(self.experiment)}</b>" + (f" of {html.escape(str(model))}" if model else "")
         table = html.escape(printable(self.table(), lines=True).strip("\n"))
         return f'<div>{title}: {len(self.rows):,} rows</div><pre style="{_HTML_TABLE}">{table}</pre>'
+
+
+def figure_file(name: str, figure_format: str) -> str:
+    """Returns the name of a figure's file with the ending of a format."""
+    return str(pathlib.PurePath(name).with_suffix(f".{figure_format}"))
 
 
 def write_results(

@@ -6,7 +6,7 @@ sentences: precision@k, recall@k, surprisal and KL (nats), with 95 % bootstrap i
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
@@ -16,6 +16,8 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.cost import TARGETS
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
@@ -86,6 +88,6 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS)
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws the metrics by layer, one panel each."""
-    return plot_by_layer(results, METRICS, title=f"{results['config']['model']}: reading layer l")
+    return plot_by_layer(results, METRICS, **titled(drawing, f"{model_name(results)}: reading layer l"))

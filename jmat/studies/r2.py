@@ -6,7 +6,7 @@ variance, or leave out first positions or outlier coordinates.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,8 @@ from jmat.metrics.bootstrap import bootstrap_counts, percentiles
 from jmat.metrics.r2 import resampled_r2, varying
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
 from jmat.report.plots import plot_r2
 from jmat.report.results import Results
@@ -71,9 +73,9 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(tables)
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws heat maps of r2, one a map."""
-    return plot_r2(results, title=f"{results['config']['model']}: r2 of layer j from layer i")
+    return plot_r2(results, **titled(drawing, f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$"))
 
 
 class Resamples(NamedTuple):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
@@ -11,6 +11,8 @@ from jmat.data.examples import Examples
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import chosen_layers
@@ -123,9 +125,11 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _plot_pairs(results: Mapping[str, Any]) -> Figure:
-    return plot_pairs(results, title=f"{results['config']['model']}: mat fitted on one corpus, evaluated on another")
+def _plot_pairs(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+    title = f"{model_name(results)}: linear map fitted on one corpus, evaluated on another"
+    return plot_pairs(results, **titled(drawing, title))
 
 
-def _plot_learning_curve(results: Mapping[str, Any]) -> Figure:
-    return plot_learning_curve(results, title=f"{results['config']['model']}: mat over the examples it is fitted on")
+def _plot_learning_curve(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+    title = f"{model_name(results)}: linear map over the examples it is fitted on"
+    return plot_learning_curve(results, **titled(drawing, title))

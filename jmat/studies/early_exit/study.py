@@ -6,7 +6,7 @@ threshold, and the clock of a forward pass that truly stops.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
@@ -17,6 +17,8 @@ from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
 from jmat.report.results import Results, environment
@@ -132,9 +134,9 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(shown, index="lambda", columns=("metric", "map"), metrics=COLUMNS)
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws precision@1 against blocks run and against FLOPs."""
-    return plot_early_exit(results, title=f"{results['config']['model']}: early exit")
+    return plot_early_exit(results, **titled(drawing, f"{model_name(results)}: early exit"))
 
 
 def _machine() -> str:

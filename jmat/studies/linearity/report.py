@@ -1,29 +1,26 @@
 """Reports a linearity run: rows of results.json with intervals, and figures drawn from these rows alone."""
 
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.capture.moments import Pair
 from jmat.data.examples import Split
 from jmat.metrics.bootstrap import bootstrap_counts
-from jmat.models.sites import SUBMODULES
 from jmat.report.notes import DOES_NOT_VARY, estimate
-from jmat.report.plots import count_axis, draw, key, legend, line
 from jmat.report.tables import Row
-from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
 from jmat.studies.linearity.measure import Labels, Measured, PerToken
 
 # What a step does to the stream, metric → how a figure says it.
-GEOMETRY = {"contribution_norm": "‖h_{l+1} − h_l‖ / ‖h_l‖", "cosine": "cos(h_l, h_{l+1})", "anisotropy": "anisotropy"}
+GEOMETRY = {
+    "contribution_norm": r"$\|h_{l+1} - h_l\| \,/\, \|h_l\|$",
+    "cosine": r"$\cos\,(h_l, h_{l+1})$",
+    "anisotropy": "anisotropy",
+}
 # Estimator of the intrinsic dimension → its metric.
 DIMENSIONS = {
     "maximum_likelihood": "intrinsic_dimension",
@@ -222,127 +219,3 @@ def step_rows(rows: Sequence[Row]) -> list[Row]:
 def next_steps(rows: Sequence[Row]) -> list[Row]:
     """The rows of steps from a layer to the next, of whatever model or difference."""
     return [row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-_KINDS = {"": ("#999999", "s"), "_adjusted": ("#D55E00", "X"), "_held_out": ("#0072B2", "o")}
-_PARTS = dict(zip(SUBMODULES, (("#56B4E9", "P"), ("#009E73", "^"), ("#E69F00", "v"), ("#CC79A7", "D")), strict=True))
-
-
-def plot_linearity(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Over the layers: linearity of each step with and without the residual (in sample, adjusted, held out), then of
-    the sub-modules, held out.
-    """
-    steps, parts = step_rows(results["rows"]), [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES]
-    scores = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
-
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, 3 if parts else 2, squeeze=False, sharey=True)[0]
-        for panel, (score, name) in zip(panels, scores.items(), strict=False):
-            for kind, look in _KINDS.items():
-                _by_layer(panel, [row for row in steps if row["metric"] == score + kind], look)
-            panel.set_title(f"layer to layer, {name}")
-        for part, look in _PARTS.items() if parts else ():
-            mine = [row for row in parts if (row["map"], row["metric"]) == (part, "linearity_held_out")]
-            _by_layer(panels[2], mine, look)
-            panels[2].set_title("sub-modules, held out")
-        panels[0].set(ylabel="linearity", ylim=(max(min(panels[0].get_ylim()[0], 0), -1), 1.02))
-        kinds = [key(kind.strip("_").replace("_", " ") or "in sample", look) for kind, look in _KINDS.items()]
-        legend(figure, [*kinds, *(key(part, look) for part, look in _PARTS.items() if parts)])
-
-    return draw(fill, title=title, size=(2.9 * (3 if parts else 2) + 0.4, 3.2))
-
-
-def plot_geometry(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Over the layers: what a block adds against the stream, the cosine between neighbours, anisotropy."""
-    rows = [*step_rows(results["rows"]), *(row for row in own_rows(results["rows"]) if row["map"] == "stream")]
-
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, len(GEOMETRY), squeeze=False)[0]
-        for panel, (metric, name) in zip(panels, GEOMETRY.items(), strict=True):
-            _by_layer(panel, [row for row in rows if row["metric"] == metric], ("#0072B2", "o"))
-            panel.set_title(name)
-        panels[0].set_yscale("log")
-        panels[2].set_ylim(0, 1.02)
-
-    return draw(fill, title=title, size=(7.6, 2.8))
-
-
-def plot_errors(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Histograms of the tokens' errors, a column a layer."""
-    rows = [row for row in step_rows(results["rows"]) if row["metric"] == "token_error_share"]
-    edges = 10.0**ERROR_BINS
-    if not rows:
-        raise NothingToDrawError("no step varies: there are no errors to draw")
-    grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
-    for row in rows:
-        grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row["value"]
-
-    def fill(figure: Figure) -> None:
-        panel = figure.subplots()
-        panel.grid(False)
-        layers = np.arange(grid.shape[1] + 1) - 0.5
-        image = panel.pcolormesh(layers, edges, np.where(grid > 0, grid, np.nan), cmap="viridis", norm=LogNorm(1e-4, 1))
-        panel.set(yscale="log", xlabel="layer", ylabel="squared error / mean spread of the target")
-        count_axis(panel)
-        figure.colorbar(image, ax=panel, label="share of tokens")
-
-    return draw(fill, title=title, size=(4.8, 3.4))
-
-
-def plot_checkpoints(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Held-out linearity of each step over the checkpoints, in their order; darker lines are later layers."""
-    names = list(dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row))
-    names.sort(key=lambda name: name is None)  # the model itself comes last
-    metrics = {"linearity_held_out": "with the residual", "linearity_without_residual_held_out": "without the residual"}
-    rows = [row for row in results["rows"] if row["metric"] in metrics and row["value"] is not None]
-    rows = [row for row in next_steps(rows) if "against" not in row]
-    if not rows:
-        raise NothingToDrawError("no step of any checkpoint has a value: nothing to draw")
-    L = max(row["target"] for row in rows)
-
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, 2, squeeze=False)[0]
-        for panel, (metric, name) in zip(panels, metrics.items(), strict=True):
-            for layer in range(L):
-                mine = {row.get("checkpoint"): row for row in rows if (row["metric"], row["layer"]) == (metric, layer)}
-                shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
-                x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
-                line(panel, x, [mine[names[k]] for k in x], (shade, "o"))
-            panel.set_xticks(range(len(names)), short_names(names), rotation=30, ha="right")
-            panel.set_title(f"layer to layer, {name}")
-        panels[0].set_ylabel("linearity, held out")
-        legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
-
-    return draw(fill, title=title, size=(7.2, 3.4))
-
-
-def short_names(names: Sequence[str | None]) -> list[str]:
-    """As many of the last parts of every path as tell all checkpoints apart; None is the model itself."""
-    paths = [pathlib.PurePath(name or "--model").parts for name in names]
-    count = next((n for n in range(1, 9) if len({path[-n:] for path in paths}) == len(paths)), 9)
-    return [str(pathlib.PurePath(*path[-count:])) for path in paths]
-
-
-def plot_difference(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Over the layers: the model's held-out linearity minus the other's."""
-    rows = next_steps(results["rows"])
-    looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
-
-    def fill(figure: Figure) -> None:
-        panel = figure.subplots()
-        panel.axhline(0, color="0.6", linewidth=0.8)
-        for score, look in looks.items():
-            _by_layer(panel, [row for row in rows if row["metric"] == f"{score}_held_out_difference"], look)
-        panel.set_ylabel("difference of held-out linearity")
-        legend(figure, [key(score.replace("_", " "), look) for score, look in looks.items()])
-
-    return draw(fill, title=title, size=(4.8, 3.2))
-
-
-def _by_layer(panel: Axes, rows: Sequence[Row], look: tuple[str, str]) -> None:
-    mine = sorted((row for row in rows if row["value"] is not None), key=lambda row: row["layer"])
-    line(panel, [row["layer"] for row in mine], mine, look)
-    panel.set_xlabel("layer")
-    count_axis(panel)

@@ -4,7 +4,6 @@ Razzhigaev et al. 2024 (arXiv 2405.12250): in sample, adjusted, and held out wit
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +15,11 @@ from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
-from jmat.report.plots import plot_r2
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, read_sites, sentence_batches, snapshots
+from jmat.studies.linearity import plots
 from jmat.studies.linearity import report as rows_of
 from jmat.studies.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 from jmat.studies.settings import Say, Subject, read_subject, report
@@ -113,7 +112,7 @@ def run(
         if key == "against":
             theirs += rows_of.difference_rows(labels, figures, values, len(found.tokens))
         rows += [row | {key: name} for row in theirs]
-    drawn = _figures(options, bool(revisions), others.get("against", ("", None))[0])
+    drawn = _figures(options, bool(revisions), "against" in others)
     return report("linearity", subject, options, rows, tables=table, figures=drawn)
 
 
@@ -163,30 +162,18 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _figures(options: Options, revisions: bool, against: str) -> dict[str, Callable[[Mapping[str, Any]], Figure]]:
+def _figures(options: Options, revisions: bool, against: bool) -> dict[str, Callable[..., Figure]]:
     """Returns the figures by file name."""
     draws: dict[str, Callable[..., Figure]] = {
-        "linearity.png": rows_of.plot_linearity,
-        "geometry.png": rows_of.plot_geometry,
-        "errors.png": rows_of.plot_errors,
-        "checkpoints.png": rows_of.plot_checkpoints,
-        "difference.png": rows_of.plot_difference,
-        "pairs.png": _plot_pairs,
+        "linearity.png": plots.plot_linearity,
+        "geometry.png": plots.plot_geometry,
+        "errors.png": plots.plot_errors,
+        "checkpoints.png": plots.plot_checkpoints,
+        "difference.png": plots.plot_difference,
+        "pairs.png": plots.plot_pairs,
     }
-    ends = {"difference.png": f" − {against}", "pairs.png": ": linearity of all pairs"}
-    names = figure_names(revisions=revisions, against=bool(against), all_pairs=options.all_pairs)
-    return {name: functools.partial(_titled, draws[name], ends.get(name, "")) for name in names}
-
-
-def _titled(draw: Callable[..., Figure], end: str, results: Mapping[str, Any]) -> Figure:
-    """Draws a figure under the model's name."""
-    return draw(results, title=f"{results['config']['model']}{end}")
-
-
-def _plot_pairs(results: Mapping[str, Any], *, title: str = "") -> Figure:
-    """Draws the held-out linearity of all pairs of layers of the model itself."""
-    own = {**results, "rows": rows_of.own_rows(results["rows"])}
-    return plot_r2(own, metric="linearity_held_out", title=title)
+    names = figure_names(revisions=revisions, against=against, all_pairs=options.all_pairs)
+    return {name: draws[name] for name in names}
 
 
 def _tokens_in(batches: Sequence[Batch]) -> int:

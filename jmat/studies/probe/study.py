@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from jaxtyping import Shaped
 from matplotlib.figure import Figure
@@ -16,6 +16,8 @@ from jmat.data.reading import check_texts
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import PROBES, model_name
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
@@ -156,11 +158,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"{row['map']}: {row['value']:.3f}" for row in rows if "layer" not in row)])
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws accuracy by layer, that of the most frequent label as a level line."""
     rows = results["rows"]
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
     layers = dict.fromkeys(row["layer"] for row in by_layer)
     level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
     shown = {**results, "rows": [*by_layer, *level]}
-    return plot_by_layer(shown, ("accuracy",), title=f"{results['config']['model']}: probes")
+    drawing = titled(drawing, f"{model_name(results)}: probes")
+    return plot_by_layer(shown, ("accuracy",), names=PROBES, **drawing)

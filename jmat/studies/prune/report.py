@@ -1,15 +1,18 @@
 """Pruned models side by side: rows of results.json, and the figure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jmat.data.text import Text
 from jmat.metrics.predictions import Predictions
+from jmat.report.axes import perplexity_axis
+from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
+from jmat.report.names import METHODS, readable
 from jmat.report.notes import noted
-from jmat.report.plots import draw, key, legend, line, perplexity_axis
 from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.prune.measure import compare_on_text, cost, quality_rows, time_per_token
 from jmat.studies.prune.merge import fold
@@ -18,6 +21,7 @@ from jmat.studies.prune.stand_ins import Stretch, label, stand_ins
 
 METRICS = ("perplexity", "kl", "precision@1", "parameters", "flops", "microseconds_per_token")
 
+_PANELS = {"perplexity": "perplexity", "kl": "KL (nats)", "precision@1": "precision@1"}
 _LOOKS = {
     "delete": ("#D55E00", "s"),
     "map": ("#0072B2", "o"),
@@ -106,16 +110,16 @@ def _finite(score: float) -> dict[str, Any]:
     return {"value": None, "note": "without these blocks the scores overflow"}
 
 
-def plot_prune(results: Mapping[str, Any], *, title: str = "") -> Figure:
+def plot_prune(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
 
     Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
-    where they removed the same blocks.
+    where they removed the same blocks. The panels are called as the metrics.
 
-    Raises NothingToDrawError if there is nothing to draw.
+    Raises:
+      NothingToDrawError: there is nothing to draw.
     """
-    panels_of = {"perplexity": "perplexity", "kl": "KL (nats)", "precision@1": "precision@1"}
-    rows = [row for row in results["rows"] if "removed" in row and row["metric"] in panels_of]
+    rows = [row for row in results["rows"] if "removed" in row and row["metric"] in _PANELS]
     rows = [row for row in rows if row["value"] is not None]
     if not rows:
         raise NothingToDrawError("no rows of pruned models: nothing to draw")
@@ -124,22 +128,29 @@ def plot_prune(results: Mapping[str, Any], *, title: str = "") -> Figure:
     place = {blocks: x for x, blocks in enumerate(dict.fromkeys(row["blocks"] for row in rows))}
     names = [blocks.replace(",", ", ").replace("-", "–") for blocks in place]
     upright = sum(map(len, names)) > 30  # too many letters to stand side by side
+    keys = [key(readable(method, METHODS), _LOOKS[method]) for method in methods]
 
-    def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, len(panels_of), squeeze=False)[0]
-        for panel, (metric, name) in zip(panels, panels_of.items(), strict=True):
+    def panel(metric: str) -> Panel:
+        def fill(ax: Axes) -> None:
             for method in methods:
                 mine = [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
-                line(panel, [place[row["blocks"]] for row in mine], mine, _LOOKS[method])
-            panel.set(title=name, xlabel="blocks removed")
-            panel.set_xticks(range(len(names)), names, rotation=90 if upright else 0)
+                line(ax, [place[row["blocks"]] for row in mine], mine, _LOOKS[method])
+            ax.set(title=_PANELS[metric], xlabel="blocks removed")
+            ax.set_xticks(range(len(names)), names, rotation=90 if upright else 0)
             if metric == "perplexity":
-                perplexity_axis(panel)
+                perplexity_axis(ax)
             else:
-                panel.set_ylim(0, 1.02 if metric == "precision@1" else None)
-        legend(figure, [key(method, _LOOKS[method]) for method in methods])
+                ax.set_ylim(0, 1.02 if metric == "precision@1" else None)
 
-    return draw(fill, title=title, size=(max(8.0, 1.5 + 0.75 * len(names)), 3.2 if upright else 2.9))
+        return Panel(fill, keys)
+
+    # A tick's letters stand upright in a line of 9 points, or side by side.
+    layout = Layout(
+        panel=(max(2.6, 0.4 + 0.25 * len(names)), 3.0 if upright else 2.5),
+        narrowest=max(1.9, 0.6 + (0.14 * len(names) if upright else 0.07 * sum(map(len, names)))),
+        ratio=0.8 if upright else 0.65,
+    )
+    return draw({metric: panel(metric) for metric in _PANELS}, layout, **drawing)
 
 
 def _mean_context(text: Text, *, causal: bool) -> float:

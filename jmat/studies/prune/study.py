@@ -5,7 +5,7 @@ import functools
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
@@ -14,6 +14,8 @@ from jmat.data.examples import Examples
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
 from jmat.models.family import Transformer
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.results import Results, ignore_message
 from jmat.report.tables import Row, format_table
 from jmat.runtime.mesh import usual_batch
@@ -47,14 +49,14 @@ class PruneResults(Results):
         folder: str | pathlib.Path,
         *,
         before: Callable[[str], object] = ignore_message,
-        say: Callable[[str], object] = ignore_message,
+        **given: Any,
     ) -> list[str]:
         """Writes the files of `Results.save` and, with the option `save`, the pruned model to `model`."""
         if self.write_model is None:
-            return super().save(folder, before=before, say=say)
+            return super().save(folder, before=before, **given)
         before(MODEL)
         self.write_model(pathlib.Path(folder) / MODEL, self.maps_info)
-        return [*super().save(folder, before=before, say=say), MODEL]
+        return [*super().save(folder, before=before, **given), MODEL]
 
 
 def run(
@@ -125,10 +127,10 @@ def table(rows: Sequence[Row]) -> str:
     return f"scores of the whole model's blocks\n{scores}\n\n{models}"
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method."""
-    config = results["config"]
-    return plot_prune(results, title=f"{config['model']}: blocks removed by {config['score']}")
+    title = f"{model_name(results)}: blocks removed by {results['config']['score'].replace('_', ' ')}"
+    return plot_prune(results, **titled(drawing, title))
 
 
 def _steps(

@@ -5,7 +5,7 @@ Din et al. 2023 (arXiv 2303.09435), section 5.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
@@ -17,6 +17,8 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.report.drawing import Drawing, titled
+from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
@@ -148,6 +150,7 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS[:1])
 
 
-def plot(results: Mapping[str, Any]) -> Figure:
+def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws the metrics by layer, one panel each."""
-    return plot_by_layer(results, METRICS, title=f"{results['config']['model']}: sub-modules replaced from layer l on")
+    title = f"{model_name(results)}: sub-modules replaced from layer l on"
+    return plot_by_layer(results, METRICS, **titled(drawing, title))

@@ -1,0 +1,74 @@
+"""Returns the words by which figures name maps, parts and metrics; rows of results.json keep the code names."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+# Code name → its words in a legend. Kinds that take a number, such as `ridge:0.01`, are named by what stands before it.
+MAPS = {
+    "mat": "linear map",
+    "id": "logit lens",
+    "mat_attn": "linear map of attention",
+    "mat_ffn": "linear map of feed-forward",
+    "mat_ln1_ln2": "linear map of norms",
+    "affine": "affine map",
+    "ridge": "ridge map",
+    "toward_id": "map shrunk to the identity",
+    "orthogonal": "orthogonal map",
+    "diag": "diagonal map",
+    "hadamard": "diagonal map, rotated",
+    "rank": "low-rank map",
+    "rank_logit": "low-rank map of logits",
+    "kl": "map trained on KL",
+    "mse": "map trained on squared error",
+    "tuned": "tuned lens",
+    "jacobian": "Jacobian lens",
+    "mlp": "one hidden layer",
+    "mean": "mean",
+}
+# Between layers below the last one there are no logits: `id` is the stream itself.
+STREAMS = MAPS | {"id": "identity"}
+PARTS = {"ln_1": "first norm", "attn": "attention", "ln_2": "second norm", "ffn": "feed-forward"}
+METHODS = {"delete": "deleted", "map": "linear map", "distil": "distilled map", "merge": "merged"}
+PROBES = {"ridge": "ridge classifier", "logistic": "logistic regression", "majority": "most frequent label"}
+PROBES |= {f"{code} (against)": f"{words}, other model" for code, words in PROBES.items()}
+METRICS = {
+    "r2": "$R^2$",
+    "kl": "KL",
+    "linearity_without_residual": "linearity without residual",
+    "linearity_held_out": "linearity, held out",
+    "accuracy": "accuracy of the probe",
+}
+
+
+def readable(code: str, names: Mapping[str, str] = MAPS) -> str:
+    """Returns the words for a code name, and a name that has none as it is.
+
+    A number behind a colon is kept: `rank:64` is "low-rank map 64".
+    """
+    if code in names:
+        return names[code]
+    base, colon, number = code.partition(":")
+    if colon and base in names:
+        return f"{names[base]} {plain(number)}"
+    return plain(code)
+
+
+def metric_name(metric: str) -> str:
+    """Returns the words for a metric: `r2` is "$R^2$"."""
+    return METRICS.get(metric, plain(metric))
+
+
+def plain(text: str) -> str:
+    """Returns a text in which a dollar sign does not begin a formula of matplotlib."""
+    return text.replace("$", r"\$")
+
+
+def model_name(results: Mapping[str, Any]) -> str:
+    """Returns the name of a run's model for a title: of a path the last two parts."""
+    return short_path(str(results.get("config", {}).get("model", "")))
+
+
+def short_path(name: str) -> str:
+    """Returns the last two parts of a path, or a name that is none as it is."""
+    return plain("/".join(pathlib.PurePath(name).parts[-2:]))
