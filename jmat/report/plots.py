@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from jmat.report.axes import is_share, layer_axis, metric_axis, pair_axes
 from jmat.report.compare import compare as compare
 from jmat.report.drawing import Drawing, Layout, Look, Panel, Picture, draw, key, line
+from jmat.report.drawing import save_figure as save_figure
 from jmat.report.names import MAPS, STREAMS, metric_name, readable
 from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
