@@ -519,8 +519,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/prune/report.py",
-        'rows = [row for row in results["rows"] if "removed" in row and row["metric"] in panels_of]',
-        'rows = [row for row in results["rows"] if row.get("removed") and row["metric"] in panels_of]',
+        'if "removed" in row and row["metric"] in _PANELS]',
+        'if row.get("removed") and row["metric"] in _PANELS]',
         "the figure of prune lacks the whole model",
         "test_plots.py test_prune_figures.py test_prune.py",
     ),
@@ -547,21 +547,16 @@ CHANGES = [
         "test_linearity.py test_linearity_rows.py test_numbers_on_paper.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
-        'legend(figure, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])',
-        'legend(figure, [key("first block", ("0.0", "o")), key("last block", ("0.8", "o"))])',
+        "jmat/studies/linearity/plots.py",
+        '[key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))]',
+        '[key("first block", ("0.0", "o")), key("last block", ("0.8", "o"))]',
         "the legend of checkpoints.png calls the last block the first",
         "test_plots.py test_linearity.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
-        'looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}\n\n'
-        "    def fill(figure: Figure) -> None:\n        panel = figure.subplots()\n"
-        '        panel.axhline(0, color="0.6", linewidth=0.8)\n',
-        'looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}\n'
-        '    rows = [row for row in rows if row["layer"] > 0]\n\n'
-        "    def fill(figure: Figure) -> None:\n        panel = figure.subplots()\n"
-        '        panel.axhline(0, color="0.6", linewidth=0.8)\n',
+        "jmat/studies/linearity/plots.py",
+        '    rows = next_steps(results["rows"])\n    others',
+        '    rows = [row for row in next_steps(results["rows"]) if row["layer"] > 0]\n    others',
         "difference.png lacks the first step",
         "test_plots.py test_linearity.py",
     ),
@@ -573,9 +568,9 @@ CHANGES = [
         "test_plots.py",
     ),
     Change(
-        "jmat/studies/linearity/study.py",
-        "title=f\"{results['config']['model']}{end}\"",
-        'title=" − ".join(f"{results[\'config\'][\'model\']}{end}".split(" − ")[::-1])',
+        "jmat/studies/linearity/plots.py",
+        'title = " − ".join([model_name(results), *others])',
+        'title = " − ".join([*others, model_name(results)])',
         "the title of difference.png has the models the other way round",
         "test_wiring_linearity.py test_plots.py",
     ),

@@ -62,8 +62,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/study.py",
-        '"linearity.png": rows_of.plot_linearity,\n        "geometry.png": rows_of.plot_geometry',
-        '"linearity.png": rows_of.plot_geometry,\n        "geometry.png": rows_of.plot_linearity',
+        '"linearity.png": plots.plot_linearity,\n        "geometry.png": plots.plot_geometry',
+        '"linearity.png": plots.plot_geometry,\n        "geometry.png": plots.plot_linearity',
         "two figures of linearity are swapped",
         "test_wiring_linearity.py",
     ),
@@ -539,8 +539,8 @@ CHANGES = [
     ),
     Change(
         "jmat/report/plots.py",
-        'panel.text(j, i, text, ha="center", va="center", color=shade, fontsize=6)',
-        'panel.text(i, j, text, ha="center", va="center", color=shade, fontsize=6)',
+        'panel.text(j, i, text, ha="center", va="center", color=shade, fontsize=7)',
+        'panel.text(i, j, text, ha="center", va="center", color=shade, fontsize=7)',
         "digits of a heat map are transposed",
         "test_plots.py",
     ),
