@@ -28,6 +28,7 @@ from jmat.studies.prune.measure import compare_on_text, quality_rows
 from jmat.studies.prune.options import REFITS
 from jmat.studies.prune.stand_ins import METHODS, label, stand_ins, stretches
 from tests import families, hf
+from tests.figures import legend
 from tests.scripts import on, rows_of, run
 from tests.test_reference import REFERENCE
 
@@ -461,9 +462,8 @@ def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
     for panel in figure.axes:
         ticks = [text.get_text() for text in panel.get_xticklabels()]
         assert ticks == ["none", "0", "2", "2–3", "0, 2–3"]
-        names = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert names == list(removed)
-        for m, (name, line) in enumerate(zip(names, panel.lines, strict=True)):
+        assert list(legend(figure)) == ["deleted", "linear map", "merged"]
+        for m, (name, line) in enumerate(zip(removed, panel.lines, strict=True)):
             drawn = [ticks[int(x)].replace("–", "-").replace(", ", ",") for x in line.get_xdata()]
             assert drawn == list(removed[name])
             assert list(line.get_ydata()) == [1 + 10 * m, 2 + 10 * m, 3 + 10 * m]
