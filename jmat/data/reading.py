@@ -30,7 +30,7 @@ def encode(tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int
     Raises:
       ValueError: a text has no tokens, or there are no texts.
 
-    Example:
+    Examples:
       >>> import jmat
       >>> model, tokenizer = jmat.load("gpt2-docs")
       >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])

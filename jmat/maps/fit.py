@@ -70,7 +70,7 @@ def fit_map(
       ValueError: a layer or site that the model does not have, or a site such as `attn.q` that has more
         than a vector at a token; as `jmat.capture`.
 
-    Example:
+    Examples:
       >>> import jmat
       >>> model, tokenizer = jmat.load("gpt2-docs")
       >>> texts = [f"The function number {i} returns a list of {i % 7} values." for i in range(100)]
