@@ -13,11 +13,13 @@ import torch
 import transformers
 
 import jmat
+from jmat.capture.activations import capture
 from jmat.checkpoint import parameters, with_parameters
-from jmat.data.examples import Split
+from jmat.data.examples import Split, mask_positions
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo, read_maps
 from jmat.models import stack
+from jmat.models.sites import stream_sites
 from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
 from jmat.studies import prune
@@ -233,9 +235,15 @@ def test_scores_are_their_formulas():
     assert scores.in_order("kl", {(0, 1): 0.2, (1, 2): 0.9}) == [(0, 1), (1, 2)]
 
 
+def teacher(model, split, mask_token=None):
+    """Returns what pruned models are fitted to, read by a pass of its own."""
+    acts = capture(model, mask_positions(split, mask_token), stream_sites(model.config.layers))
+    return plans.Teacher(model, split, list(acts.values()), mask_token)
+
+
 @pytest.fixture(scope="module")
 def whole(gpt2, gpt2_examples):
-    return plans.teacher(gpt2, small(gpt2_examples.fit, 600))
+    return teacher(gpt2, small(gpt2_examples.fit, 600))
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +256,7 @@ def test_a_block_that_does_nothing_goes_first(gpt2, gpt2_examples, text):
     for part in ("attn.o", "ffn.down"):
         for param in ("kernel", "bias"):
             arrays[f"blocks.2.{part}.{param}"] = jax.numpy.zeros_like(arrays[f"blocks.2.{part}.{param}"])
-    idle = plans.teacher(with_parameters(gpt2, arrays), small(gpt2_examples.fit, 200))
+    idle = teacher(with_parameters(gpt2, arrays), small(gpt2_examples.fit, 200))
     for score in scores.SCORES:
         [(pruned, scored)] = plans.prune(idle, "delete", prune.Options(score=score, score_sentences=32))
         assert pruned.removed == (2,), score
@@ -310,7 +318,7 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
 
 def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
     split = small(whole.split, 150)
-    few = plans.teacher(whole.model, split)
+    few = teacher(whole.model, split)
     original, sequential = (plans.fit_maps(few, "map", prune.Options(refit=refit), (1, 3)) for refit in REFITS)
     np.testing.assert_array_equal(original[1, 2].W, sequential[1, 2].W)
     tokens, _ = side_by_side(split)
@@ -360,7 +368,7 @@ def test_distillation_losses_are_their_formulas(whole):
 
 def test_by_default_the_block_goes_whose_removal_costs_least(whole):
     """KL of every single removal, from log-probabilities by hand."""
-    few = plans.teacher(whole.model, small(whole.split, 12))
+    few = teacher(whole.model, small(whole.split, 12))
     tokens, real = side_by_side(few.split)
     predicted = real[:, 1:]  # the last token of a sentence predicts nothing
     without = [{f"block.{i}": jmat.Identity()} for i in range(4)]
@@ -401,7 +409,7 @@ def test_masked_models_and_half_precision_are_pruned_and_healed(bert_examples):
     split, text = small(bert_examples.fit, 200), whole_sentences(small(bert_examples.eval, 40), mask_token=4)
     kl = {}
     for dtype, method in (("float32", "map"), ("float32", "distil"), ("bfloat16", "map")):
-        masked = plans.teacher(jmat.load(REFERENCE / "bert", dtype=dtype)[0], split, mask_token=4)
+        masked = teacher(jmat.load(REFERENCE / "bert", dtype=dtype)[0], split, mask_token=4)
         options = prune.Options(score="block_influence", distil_steps=15, kl_weight=0.1)
         [(pruned, _)] = plans.prune(masked, method, options)
         sums = compare_on_text(masked.model, text, {0: pruned.sites(masked.model, method)})[0]

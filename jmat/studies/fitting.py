@@ -1,6 +1,7 @@
 """Fits maps from layer to layer: chooses the tokens, and whether activations are stored for it."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -191,8 +192,9 @@ def read_sites(
 def _capture(
     subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
 ) -> dict[str, Float[ndarray, "N _"]]:
+    read = functools.partial(capture, subject.model) if subject.shared is None else subject.shared.read
     size = settings.tokens_per_batch or usual_batch()
-    return capture(subject.model, split, tuple(keep), tokens_per_batch=size, progress=subject.bar(f"capture {name}"))
+    return read(split, tuple(keep), tokens_per_batch=size, progress=subject.bar(f"capture {name}"))
 
 
 def _route(subject: Subject, settings: FitSettings, targets: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
+from jmat.capture.shared import SharedActivations
 from jmat.data.examples import Examples
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -54,6 +55,7 @@ def run(
     *,
     tokenizer: Any = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Fits maps between all layers and evaluates those to the final one.
 
@@ -63,6 +65,7 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows for every layer and map (`mat`, `id`), and the maps by name, such as `mat.3.8`.
@@ -70,7 +73,7 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
     maps, n = fit_layers(subject, options, targets=options.targets)
     streams = list(read_sites(subject, held_out, stream_sites(L), options, "eval").values())

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from matplotlib.figure import Figure
 from numpy import ndarray
 
+from jmat.capture.shared import SharedActivations
 from jmat.data.examples import Examples
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
@@ -44,6 +45,7 @@ def run(
     *,
     tokenizer: Any = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Fits maps between all layers and measures each on held-out text. Arguments as for `layer_jump.run`.
 
@@ -53,7 +55,7 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say, shared=shared)
     held_out = subject.examples.eval
     maps, n = fit_layers(subject, options)
     streams = list(read_sites(subject, held_out, stream_sites(model.config.layers), options, "eval").values())

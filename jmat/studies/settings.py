@@ -7,6 +7,7 @@ from typing import Any
 
 from jmat.capture.activations import check_examples
 from jmat.capture.reading import mask_token_of
+from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import divide
 from jmat.data.examples import Examples, Split, fingerprint
@@ -61,6 +62,7 @@ class Subject:
       tokenizer: the model's; None where examples were prepared before.
       mask_token: id that hides a position when a masked model is read there; None for a causal model.
       say: prints what happens now; None where the study is quiet.
+      shared: activations that other studies of the model read, too; None where this one is alone.
     """
 
     model: Transformer
@@ -68,6 +70,12 @@ class Subject:
     tokenizer: Any = None
     mask_token: int | None = None
     say: Say | None = None
+    shared: SharedActivations | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for shared activations of another model."""
+        if self.shared is not None and self.shared.model is not self.model:
+            raise ValueError("the shared activations are another model's: give those of the model that is studied.")
 
     @functools.cached_property
     def model_hash(self) -> str:
@@ -102,6 +110,7 @@ def read_subject(
     seed: int = 0,
     needs_head: bool = True,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Subject:
     """Returns the subject of a study.
 
@@ -112,10 +121,11 @@ def read_subject(
       seed: draws the position that is read in each text.
       needs_head: refuse a model without a language-model head.
       say: prints what happens now; None: nothing is printed, and there are no progress bars.
+      shared: activations that several studies of the model read; None: this study reads its own.
 
     Raises:
       ValueError: the model has no head, or no mask token; texts without a tokenizer, or too few of
-        them; tokens that the model does not have.
+        them; tokens that the model does not have; shared activations of another model.
     """
     check_model(model)
     if needs_head and model.head is None:
@@ -124,7 +134,7 @@ def read_subject(
     if not isinstance(examples, Examples):
         examples = _examples_of(examples, model, tokenizer, seed)
     check_examples(examples, model.config)
-    return Subject(model, examples, tokenizer, mask_token, say)
+    return Subject(model, examples, tokenizer, mask_token, say, shared)
 
 
 def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:

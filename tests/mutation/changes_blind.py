@@ -526,8 +526,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/prune/study.py",
-        "teacher(model, subject.examples.fit,",
-        "teacher(model, subject.examples.eval,",
+        "Teacher(model, subject.examples.fit,",
+        "Teacher(model, subject.examples.eval,",
         "prune orders blocks and fits maps by evaluation examples",
         "test_wiring_rest.py test_prune.py test_prune_figures.py",
     ),

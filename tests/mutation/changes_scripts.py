@@ -405,8 +405,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/prune/study.py",
-        "teacher(model, subject.examples.fit,",
-        "teacher(model, subject.examples.eval,",
+        "Teacher(model, subject.examples.fit,",
+        "Teacher(model, subject.examples.eval,",
         "maps and scores of the evaluation sentences",
         _REST,
     ),

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
+from jmat.capture.shared import SharedActivations
 from jmat.data.examples import Examples, mask_positions
 from jmat.data.sampling import PROTOCOLS
 from jmat.maps.jumps import fit_jumps
@@ -73,6 +74,7 @@ def run(
     *,
     tokenizer: Any = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Fits maps to the final layer and stops at the first layer where one of them is sure.
 
@@ -84,6 +86,7 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows for every threshold, confidence and map (`mat`, `id`), for the blocks saved, the
@@ -92,7 +95,7 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
     L, split, every = model.config.layers, subject.examples.eval, options.check_every
     if every >= L:
         subject.announce(f"with --check_every={every} the cheap check never looks: the model has {L} blocks")

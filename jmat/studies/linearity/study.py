@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from jmat.capture.activations import check_examples
+from jmat.capture.shared import SharedActivations
 from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
@@ -58,6 +59,7 @@ def run(
     revisions: Mapping[str, Transformer] | None = None,
     tokenizer: Tokenizer | None = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Fits an affine map for every pair of sites on one text, and measures what it explains there and on another.
 
@@ -69,6 +71,7 @@ def run(
       revisions: earlier checkpoints of the model by name, in order.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows for every pair of sites, for checkpoints (`checkpoint`), and for the other model and
@@ -77,7 +80,7 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`; a model of another shape.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say, shared=shared)
     others = {f"revision-{k}": (name, other) for k, (name, other) in enumerate((revisions or {}).items())}
     if against is not None:
         others["against"] = (against.name or "the other model", against)

@@ -9,6 +9,7 @@ from typing import Any
 
 from jmat.capture.activations import capture
 from jmat.capture.reading import mask_token_of
+from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
@@ -84,6 +85,7 @@ def run(
     maps: Mapping[str, Linear] | str | pathlib.Path | None = None,
     examples: Examples | Sequence[str] | None = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> PeekResults:
     """Reads the most probable tokens at every position of the sentences, layer by layer.
 
@@ -97,6 +99,7 @@ def run(
         saved them; None: maps are fitted on `examples`.
       examples: examples, or texts, on which maps are fitted.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       One row for each sentence, position, map and layer; in a notebook, a page.
@@ -113,7 +116,7 @@ def run(
         linear = _given_maps(model, maps, layers)
         text = {"maps": str(maps) if isinstance(maps, str | pathlib.Path) else "given"}
     else:
-        linear, text = _fitted_maps(model, examples or (), options, tokenizer, say)
+        linear, text = _fitted_maps(model, examples or (), options, tokenizer, say, shared)
     acts = capture(model, mask_positions(split, mask_token_of(model, tokenizer)), sites)
     shortcuts: dict[str, dict[int, Any]] = {
         "id": {layer: Identity() for layer in layers},
@@ -193,10 +196,15 @@ def _given_maps(
 
 
 def _fitted_maps(
-    model: Transformer, examples: Examples | Sequence[str], options: Options, tokenizer: Any, say: Say | None
+    model: Transformer,
+    examples: Examples | Sequence[str],
+    options: Options,
+    tokenizer: Any,
+    say: Say | None,
+    shared: SharedActivations | None,
 ) -> tuple[dict[int, Linear], dict[str, str]]:
     """Returns new maps from every layer to the final one, and what results.json says of the text."""
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
     streams = list(
         read_sites(subject, subject.examples.fit, stream_sites(model.config.layers), options, "fit").values()

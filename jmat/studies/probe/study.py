@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.capture.activations import check_examples
+from jmat.capture.shared import SharedActivations
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, target_tokens
@@ -73,6 +74,7 @@ def run(
     labels: Sequence[str] | None = None,
     against: Other | None = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Fits a linear classifier to each layer of a model, and of a second one.
 
@@ -85,6 +87,7 @@ def run(
         piece of a word, number, punctuation, or end).
       against: a second model; its rows are named `… (against)`.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows of the accuracy at every layer, and of saying the most frequent label (`majority`).
@@ -96,7 +99,8 @@ def run(
     options.check(model.config)
     if against is not None and labels is None:
         check_same_kind(against.model.name, against.model.config.causal, model.name, model.config.causal)
-    inputs = {"": _read(Other(model, tokenizer, examples), examples, labels, options, say)}
+    subject, kinds = _read(Other(model, tokenizer, examples), examples, labels, options, say)
+    inputs = {"": (dataclasses.replace(subject, shared=shared), kinds)}
     if against is not None:
         inputs[" (against)"] = _read(against, examples, labels, options, say)
     rows: list[dict[str, Any]] = []

@@ -59,20 +59,6 @@ class Scored(NamedTuple):
     scores: dict[Stretch, float]
 
 
-def teacher(
-    model: Any,
-    split: Split,
-    *,
-    mask_token: int | None = None,
-    tokens_per_batch: int = 4096,
-    progress: str | None = None,
-) -> Teacher:
-    """Runs the whole model once over the sentences."""
-    seen, streams = mask_positions(split, mask_token), stream_sites(model.config.layers)
-    acts = capture(model, seen, streams, tokens_per_batch=tokens_per_batch, progress=progress)
-    return Teacher(model, split, list(acts.values()), mask_token, tokens_per_batch)
-
-
 def prune(
     whole: Teacher,
     method: str,

@@ -9,18 +9,21 @@ from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
+from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
 from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.results import Results, ignore_message
 from jmat.report.tables import Row, format_table
 from jmat.runtime.mesh import usual_batch
+from jmat.studies.fitting import read_sites
 from jmat.studies.prune.options import Options
-from jmat.studies.prune.plans import Pruned, Scored, Teacher, block_scores, prune, teacher
+from jmat.studies.prune.plans import Pruned, Scored, Teacher, block_scores, prune
 from jmat.studies.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
 from jmat.studies.prune.stand_ins import Stretch
 from jmat.studies.prune.surgery import map_name, save_pruned
@@ -67,6 +70,7 @@ def run(
     tokenizer: Tokenizer | None = None,
     say: Say | None = None,
     source: pathlib.Path | None = None,
+    shared: SharedActivations | None = None,
 ) -> PruneResults:
     """Removes blocks one after another by every method, and compares each pruned model with the whole one.
 
@@ -79,6 +83,7 @@ def run(
         on the way is a warning.
       source: folder whose tokenizer files are written beside a model that is saved; default:
         the tokenizer writes them.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows of every block's scores, of the choices, and of every pruned model; the maps of the
@@ -89,11 +94,11 @@ def run(
         failed.
     """
     options.check(model.config)
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
     size = options.tokens_per_batch or usual_batch()
     text = whole_sentences(subject.examples.eval, subject.mask_token)
-    read: dict[str, Any] = {"mask_token": subject.mask_token, "progress": subject.bar("capture fit")}
-    whole = teacher(model, subject.examples.fit, tokens_per_batch=size, **read)
+    streams = read_sites(subject, subject.examples.fit, stream_sites(model.config.layers), options, "fit")
+    whole = Teacher(model, subject.examples.fit, list(streams.values()), subject.mask_token, size)
     scores = block_scores(whole, options)
     pruned, failures = {}, []
     rows = block_score_rows(scores)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from matplotlib.figure import Figure
 
+from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, mask_positions, target_tokens
 from jmat.maps.jumps import fit_jumps
@@ -75,6 +76,7 @@ def run(
     *,
     tokenizer: Tokenizer | None = None,
     say: Say | None = None,
+    shared: SharedActivations | None = None,
 ) -> Results:
     """Replaces sub-modules by linear maps from each layer on, and compares with the whole model.
 
@@ -84,6 +86,7 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
+      shared: activations that other studies of the model read, too; None: this one reads its own.
 
     Returns:
       Rows for every layer and map, r2 of every part's map alone, and the maps by name, such as
@@ -94,7 +97,7 @@ def run(
     """
     layers = chosen_layers(options.layers, model.config.layers)
     names = chosen("maps", options.maps, MAPS)
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say)
+    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
