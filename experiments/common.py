@@ -157,6 +157,23 @@ class Job:
             options = dataclasses.replace(options, snapshot_folder=folder)  # type: ignore[call-arg]
         return options
 
+    def described(
+        self, results: Results, *, config: Mapping[str, Any] | None = None, text: Mapping[str, Any] | None = None
+    ) -> Results:
+        """Returns the results of a study with the run's flags and the source of its text.
+
+        Args:
+          results: the results.
+          config: the flags; default: the run's.
+          text: what was read; default: the examples.
+        """
+        info, read = results.maps_info, text
+        if info is not None:
+            info = dataclasses.replace(info, protocol=self._protocol(), corpus=FLAGS.examples or FLAGS.corpus)
+        if read is None:
+            read = {**dict(results.text or {}), **describe_source(self.source)}
+        return dataclasses.replace(results, config=config or self.config, text=read, maps_info=info)
+
     def publish(self, results: Results, *, text: Mapping[str, Any] | None = None) -> None:
         """Writes the results of a study, which then have the run's flags, and prints them; the first process does.
 
@@ -164,12 +181,7 @@ class Job:
         """
         if not hosts.is_first():
             return
-        info, read = results.maps_info, text
-        if info is not None:
-            info = dataclasses.replace(info, protocol=self._protocol(), corpus=FLAGS.examples or FLAGS.corpus)
-        if read is None:
-            read = {**dict(results.text or {}), **describe_source(self.source)}
-        results = dataclasses.replace(results, config=self.config, text=read, maps_info=info)
+        results = self.described(results, text=text)
         look: dict[str, Any] = {"figure_format": FLAGS.figure_format, "width": FLAGS.figure_width}
         written = results.save(self.out, before=self.path, say=say, **look)
         print(results.table())
@@ -380,8 +392,9 @@ def tokens_per_batch() -> int:
     return FLAGS.tokens_per_batch or usual_batch()
 
 
-def own_flags() -> dict[str, Any]:
-    """The flags of the running experiment, by name, as results.json records them."""
-    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", *figure_flags.NAMES}
-    given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
+def own_flags(module: str | None = None) -> dict[str, Any]:
+    """Returns the flags of the running experiment, or of a module, by name, as results.json records them."""
+    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", "studies"}
+    skip |= set(figure_flags.NAMES)
+    given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(module or sys.argv[0])}
     return {name: value for name, value in given.items() if name not in skip}

@@ -72,6 +72,33 @@ def _table(peek: Peek, number: int, kind: str) -> str:
     )
 
 
+def token_table(peek: Peek, number: int, kind: str) -> str:
+    """Returns the table of one sentence and map for a page without scripts: layers down from the last, tokens across.
+
+    A cell's `title` holds its probability.
+    """
+    sentence = peek["sentences"][number]
+    by_layer = sentence["predictions"][kind]
+    heads = "".join(f'<th scope="col"><bdi>{_token(token)}</bdi></th>' for token in sentence["tokens"])
+    rows = []
+    for k in reversed(range(len(by_layer))):
+        cells = []
+        for top, full in zip(by_layer[k], by_layer[-1], strict=True):
+            token, probability = top[0]
+            same = " class=same" if token == full[0][0] else ""
+            look = f'style="--p:{shade(probability):.3f}" title="{percent(probability)}"'
+            cells.append(f"<td{same} {look}><bdi>{_token(token)}</bdi></td>")
+        label = _layer_label(peek["layers"][k], peek["blocks"])
+        rows.append(f'<tr><th scope="row">{label}</th>{"".join(cells)}</tr>\n')
+    caption = f"{kind}: {_ABOUT.get(kind, kind)}"
+    return (
+        f'<details open><summary>{_text(caption)}</summary>\n<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{_text(caption)}"><table class="tokens" translate="no">\n'
+        f'<thead><tr><th scope="col">layer</th>{heads}</tr></thead>\n'
+        f"<tbody>{''.join(rows)}</tbody></table></div></details>\n"
+    )
+
+
 def _widths(sentence: Sentence) -> list[int]:
     """Returns the widths of the columns in digits, equal for all maps, so that their tables line up."""
     columns = [[token] for token in sentence["tokens"]]

@@ -72,8 +72,12 @@ class PeekResults(Results):
     def _repr_html_(self) -> str:
         if self.peek is None:
             return super()._repr_html_()
-        content = html.escape(page(self.peek), quote=True)
-        return f'<iframe srcdoc="{content}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        return framed(page(self.peek))
+
+
+def framed(content: str) -> str:
+    """Returns a whole page as a notebook shows it: in a frame of its own."""
+    return f'<iframe srcdoc="{html.escape(content, quote=True)}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
 def run(
