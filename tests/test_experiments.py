@@ -35,6 +35,7 @@ SCRIPTS = (
     "tasks",
     "linearity",
     "probe",
+    "report",
     "regularizer_study",
     "benchmark",
 )

@@ -4,6 +4,7 @@ Every piece of text, whatever characters it has, is escaped on its way into the 
 """
 
 import base64
+import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from jmat.report.notes import format_notes
 from jmat.studies.overview.claims import DOES_NOT_HOLD, HOLDS, NOT_TESTED
-from jmat.studies.overview.sections import SECTIONS
+from jmat.studies.overview.sections import COLOURED, SECTIONS
 from jmat.studies.overview.tables import facts, listed, text
 from jmat.studies.peek.page import token_table
 
@@ -33,7 +34,7 @@ def page(content: Mapping[str, Any], figures: Mapping[str, Mapping[str, str]]) -
         model=text(content["model"]["name"]),
         summary=text(_summary(content)),
         counts=" ".join(
-            f'<span class="badge {_BADGES[word]}">{number} {word}</span>' for word, number in count.items()
+            f'<span class="badge {_BADGES[word]}">{word}: {number}</span>' for word, number in count.items()
         ),
         links="".join(f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in links.items()),
         claims="\n".join(_claims(content["verdicts"])),
@@ -74,7 +75,7 @@ def _claim(each: Mapping[str, str]) -> str:
 
 def _section(name: str, study: Mapping[str, Any], figures: Mapping[str, str]) -> str:
     about = SECTIONS[name]
-    drawn = "".join(_figure(about.figures.get(key, about.title), svg) for key, svg in figures.items())
+    drawn = "".join(_figure(key, about.figures.get(key, about.title), svg) for key, svg in figures.items())
     notes = "".join(f"<li>{text(note)}</li>" for note in format_notes(study["rows"]))
     return (
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{text(about.title)}</h2>\n'
@@ -90,13 +91,17 @@ def _remark(name: str, study: Mapping[str, Any]) -> str:
     return f"Study {name}: {len(study['rows']):,} rows.{n} Intervals are 95 % bootstraps over sentences."
 
 
-def _figure(words: str, svg: str) -> str:
+def _figure(key: str, words: str, svg: str) -> str:
+    """Returns a figure at its natural size, or as wide as the page; dark pages invert those of lines."""
     data = base64.b64encode(svg.encode()).decode()
+    points = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
+    width = float(points[1]) * 4 / 3 if points else 900.0  # a point is 4/3 of a CSS pixel
+    kind = "" if key in COLOURED else " class=lines"
+    caption = words[0].upper() + words[1:] + "." + ("" if key in COLOURED else " Bands are 95 % intervals.")
     return (
-        '<figure><div class="scroll" tabindex="0" role="region" aria-label="Figure">'
-        f'<img alt="Figure: {text(words)}. The tables below hold the figures." '
-        f'src="data:image/svg+xml;base64,{data}"></div><figcaption>{text(words[0].upper() + words[1:])}. '
-        "Bands are 95 % intervals.</figcaption></figure>\n"
+        f'<figure{kind} style="--width:{1.1 * width:.0f}px"><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Figure: {text(words)}"><img alt="Figure: {text(words)}. The tables below hold its numbers." '
+        f'src="data:image/svg+xml;base64,{data}"></div><figcaption>{text(caption)}</figcaption></figure>\n'
     )
 
 

@@ -7,6 +7,8 @@ from jmat.models.sites import SUBMODULES
 from jmat.report.tables import Row
 from jmat.studies.overview.tables import matrix, rows_table
 
+COLOURED = ("r2", "errors")  # figures whose colours are figures: of a scale, not of lines with bands
+
 
 class About(NamedTuple):
     """Holds what the page says of a study.
@@ -54,6 +56,8 @@ def _submodules(rows: Sequence[Row]) -> str:
 def _early_exit(rows: Sequence[Row]) -> str:
     saved = ("layers_saved@0.95", "layers_saved@0.90")
     rule = [row for row in _of(rows, confidence="gap") if "lambda" in row]
+    both = {row["lambda"] for row in rule if row["map"] == "mat"}  # the paper's code tries more of them for `id`
+    rule = [row for row in rule if row["lambda"] in both]
     clock = [{**row, "batch": f"{row['check']}, batch of {row['batch']}"} for row in _of(rows, metric="time_ratio")]
     return (
         rows_table(rows, "Share of the blocks saved, by confidence", index="confidence", metrics=saved)

@@ -16,9 +16,8 @@ from jmat.report.results import Results, environment, ignore_message
 from jmat.runtime.files import save_atomically
 from jmat.runtime.folders import discard_replaced
 from jmat.studies import peek
-from jmat.studies.overview import finished
+from jmat.studies.overview import finished, rules
 from jmat.studies.overview.claims import HOLDS, Verdict, verdicts
-from jmat.studies.overview.claims import Subject as Tested
 from jmat.studies.overview.finished import Finished
 from jmat.studies.overview.options import ORDER, STUDIES, Options, reason_against
 from jmat.studies.overview.page import page
@@ -196,7 +195,7 @@ def _overview(
     shape = {"name": subject.model.name, "layers": config.layers, "width": config.width, "causal": config.causal}
     own = described(finished.empty("report", subject, options))
     counts = {"num_fit": examples.fit.num_examples, "num_eval": examples.eval.num_examples}
-    tested = Tested({name: of.rows for name, of in done.items()}, config.layers, config.causal, options.score)
+    tested = rules.Evidence({name: of.rows for name, of in done.items()}, config.layers, config.causal, options.score)
     return Overview(
         model=shape,
         model_hash=subject.model_hash,

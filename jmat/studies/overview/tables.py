@@ -59,10 +59,13 @@ def text(content: object) -> str:
 
 def number(value: float) -> str:
     """Returns a figure for people: three digits behind the point, of large ones fewer."""
-    size = abs(value)
-    if isinstance(value, int) or size >= 1e5:
-        return f"{value:,d}" if isinstance(value, int) else f"{value:.3g}"
-    return f"{value:.3f}" if size < 100 else f"{value:,.1f}"
+    if isinstance(value, int):
+        written = f"{value:,d}"
+    elif abs(value) >= 1e5:
+        written = f"{value:.3g}"
+    else:
+        written = f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+    return written.replace("-", "\N{MINUS SIGN}")
 
 
 def rows_table(
