@@ -392,7 +392,7 @@ def test_a_page_of_no_study_says_why(loaded, few, made):
 def test_the_script_goes_on_where_it_was_killed_and_writes_what_single_scripts_do(tmp_path):
     flags = on("gpt2", tmp_path / "report", seed=1, intercept=True, remove=2)
     running, out = start("report", *flags), tmp_path / "report"
-    while not (out / "submodule_ablation" / "results.json").exists() and not running.is_over():
+    while not (out / "submodule_ablation" / "page.json").exists() and not running.is_over():
         time.sleep(0.01)
     running.kill(signal.SIGKILL)
     assert running.finish()[0] == -signal.SIGKILL

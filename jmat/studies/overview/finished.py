@@ -77,9 +77,11 @@ def save(folder: pathlib.Path, results: Results, done: Finished, *, say: Say) ->
     for path in folder.iterdir():
         if is_temporary(path.name) and path.is_file():  # a run was killed while it wrote there
             path.unlink(missing_ok=True)
+    (folder / PAGE).unlink(missing_ok=True)
+    results.save(folder, say=say)
     content = json.dumps({"seconds": done.seconds, "figures": done.figures})
+    # Written last, since the study counts as finished with it: a run that is killed before leaves files out.
     save_atomically(folder / PAGE, lambda path: path.write_text(content + "\n", "utf-8"))
-    results.save(folder, say=say)  # last of all results.json, by which the study counts as finished
 
 
 def read(folder: pathlib.Path, expected: Results) -> Finished | None:

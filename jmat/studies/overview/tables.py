@@ -4,26 +4,16 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jmat.report.names import MAPS, METHODS, PARTS, PROBES
 from jmat.report.tables import Row
 
 # Code name of a map, part, method or metric → how the page names it.
 NAMES = {
-    "mat": "linear map",
-    "id": "logit lens",
+    **MAPS,
+    **PARTS,
+    **METHODS,
+    **PROBES,
     "mat - id": "difference",
-    "mat_attn": "attention",
-    "mat_ffn": "feed-forward",
-    "mat_ln1_ln2": "layer norms",
-    "ln_1": "first norm",
-    "attn": "attention",
-    "ln_2": "second norm",
-    "ffn": "feed-forward",
-    "delete": "deleted",
-    "map": "linear map",
-    "distil": "distilled map",
-    "merge": "merged",
-    "ridge": "ridge classifier",
-    "majority": "most frequent label",
     "kl": "KL (nats)",
     "surprisal": "surprisal (nats)",
     "r2": "R²",
