@@ -54,7 +54,9 @@ def test_commands_of_the_pages_exist():
     found = set()
     for page, text in PAGES.items():
         for name, rest in re.findall(r"python -m experiments\.(\w+)([^`|\n]*(?:\\\n[^`|\n]*)*)", text):
-            for flag in re.findall(r"--(\w+)", rest):
+            for script, flags in re.findall(r"--(pretrain)='([^']*)'", rest):  # a step's flags, in quotes
+                found |= {(page, script, flag) for flag in re.findall(r"--(\w+)", flags)}
+            for flag in re.findall(r"--(\w+)", re.sub(r"'[^']*'", "", rest)):
                 found.add((page, name, flag))
             assert (ROOT / "experiments" / f"{name}.py").exists(), f"{page} names experiments.{name}"
     assert len(found) > 20
@@ -70,7 +72,9 @@ def _flags(module):
         return frozenset()
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and re.match(r"(flags\.)?(DEFINE_|files_flag)", ast.unparse(node.func)):
+        if isinstance(node, ast.Call) and re.match(
+            r"(flags\.)?(DEFINE_|define_files|files_flag)", ast.unparse(node.func)
+        ):
             names |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
         elif isinstance(node, ast.ImportFrom) and node.module == "experiments":
             names |= {flag for alias in node.names for flag in _flags(alias.name)}

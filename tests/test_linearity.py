@@ -11,6 +11,7 @@ import scipy.stats
 
 from jmat.capture.stream import all_positions, packed_batches
 from jmat.data.examples import Split
+from jmat.report.names import short_paths
 from jmat.report.results import write_results
 from jmat.runtime.checks import chosen, chosen_layers
 from jmat.studies.linearity import intrinsic, report, study
@@ -145,8 +146,11 @@ def test_the_table_of_differences_is_of_steps(bundled):
 
 
 def test_checkpoints_are_told_apart():
-    assert report.short_names(["a/steps/000100", "a/steps/000200", None]) == ["000100", "000200", "--model"]
-    assert report.short_names(["runs/a/model", "runs/b/model", None]) == ["a/model", "b/model", "--model"]
+    assert short_paths(["a/steps/000100", "a/steps/000200", "--model"], 1) == ["000100", "000200", "--model"]
+    assert short_paths(["runs/a/model", "runs/b/model", "--model"], 1) == ["a/model", "b/model", "--model"]
+    assert short_paths(["runs/a/model"], 2) == ["a/model"]
+    assert short_paths(["x/a/model", "x/b/model"], 1) == ["a/model", "b/model"]
+    assert short_paths(["x/a/p/model", "x/b/p/model"], 2) == ["a/p/model", "b/p/model"]
 
 
 def test_least_and_most_linear_tokens(bundled):

@@ -1,7 +1,7 @@
 """Returns the words by which figures name maps, parts and metrics; rows of results.json keep the code names."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Code name → its words in a legend. Kinds that take a number, such as `ridge:0.01`, are named by what stands before it.
@@ -71,4 +71,12 @@ def model_name(results: Mapping[str, Any]) -> str:
 
 def short_path(name: str) -> str:
     """Returns the last two parts of a path, or a name that is none as it is."""
-    return plain("/".join(pathlib.PurePath(name).parts[-2:]))
+    return short_paths([name], least=2)[0]
+
+
+def short_paths(names: Sequence[str], least: int) -> list[str]:
+    """Returns as many of the last parts of every path as tell all apart, at least so many."""
+    paths = [pathlib.PurePath(name).parts for name in names]
+    longest = max(map(len, paths), default=0)
+    count = next((n for n in range(least, longest) if len({path[-n:] for path in paths}) == len(paths)), longest)
+    return [plain(str(pathlib.PurePath(*path[-max(count, 1) :]))) for path in paths]

@@ -1,6 +1,5 @@
 """Draws the figures of the study from its rows."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from jmat.models.sites import SUBMODULES
 from jmat.report.axes import layer_axis, plain_log_axis
 from jmat.report.drawing import Drawing, Layout, Look, Panel, draw, key, line, titled
-from jmat.report.names import PARTS, model_name, plain, readable, short_path
+from jmat.report.names import PARTS, model_name, readable, short_paths
 from jmat.report.plots import plot_r2
 from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError
@@ -149,7 +148,13 @@ def plot_checkpoints(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> 
                 shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
                 x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
                 line(ax, x, [mine[names[k]] for k in x], (shade, "o"))
-            ax.set_xticks(range(len(names)), short_names(names), rotation=30, ha="right", rotation_mode="anchor")
+            ax.set_xticks(
+                range(len(names)),
+                short_paths([name or "--model" for name in names], least=1),
+                rotation=30,
+                ha="right",
+                rotation_mode="anchor",
+            )
             ax.set(title=f"layer to layer,\n{_SCORES[score]}", ylabel="linearity, held out")
 
         return Panel(fill, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
@@ -158,18 +163,11 @@ def plot_checkpoints(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> 
     return draw({score: panel(score) for score in _SCORES}, layout, **titled(drawing, model_name(results)))
 
 
-def short_names(names: Sequence[str | None]) -> list[str]:
-    """Returns as many of the last parts of every path as tell all checkpoints apart; None is the model itself."""
-    paths = [pathlib.PurePath(name or "--model").parts for name in names]
-    count = next((n for n in range(1, 9) if len({path[-n:] for path in paths}) == len(paths)), 9)
-    return [plain(str(pathlib.PurePath(*path[-count:]))) for path in paths]
-
-
 def plot_difference(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
     """Draws over the layers: the model's held-out linearity minus the other's."""
     rows = next_steps(results["rows"])
-    others = dict.fromkeys(short_path(row["against"]) for row in rows if "against" in row)
-    title = " − ".join([model_name(results), *others])
+    names = [results.get("config", {}).get("model", ""), *(row["against"] for row in rows if "against" in row)]
+    title = " − ".join(short_paths(list(dict.fromkeys(names)), least=2))
     looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
 
     def fill(ax: Axes) -> None:
