@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from matplotlib.colors import to_hex
 
 from jmat.report.results import Results, read_results
 from jmat.report.tables import Row
@@ -66,7 +67,11 @@ def _figures(results: Results) -> dict[str, str]:
         with contextlib.suppress(NothingToDrawError):
             file = io.StringIO()
             with mpl.rc_context({"svg.hashsalt": name}):  # else ids, and so the page, would differ from run to run
-                results.plot(name).savefig(file, format="svg", transparent=True, metadata={"Date": None})
+                figure = results.plot(name)
+                for panel in figure.axes:
+                    if to_hex(panel.get_facecolor()) == "#ffffff":  # other colours mean something: grey is no token
+                        panel.patch.set_visible(False)
+                figure.savefig(file, format="svg", facecolor="none", metadata={"Date": None})
             drawn[pathlib.PurePath(name).stem] = file.getvalue()
     return drawn
 

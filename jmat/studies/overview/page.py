@@ -88,7 +88,8 @@ def _section(name: str, study: Mapping[str, Any], figures: Mapping[str, str]) ->
 def _remark(name: str, study: Mapping[str, Any]) -> str:
     counts = {row["n"] for row in study["rows"] if isinstance(row.get("n"), int)}
     n = f" n = {min(counts):,}" + (f" to {max(counts):,}." if len(counts) > 1 else ".") if counts else ""
-    return f"Study {name}: {len(study['rows']):,} rows.{n} Intervals are 95 % bootstraps over sentences."
+    bootstraps = " Intervals are 95 % bootstraps over sentences." if any("low" in row for row in study["rows"]) else ""
+    return f"Study {name}: {len(study['rows']):,} rows.{n}{bootstraps}"
 
 
 def _figure(key: str, words: str, svg: str) -> str:

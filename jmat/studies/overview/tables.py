@@ -138,7 +138,7 @@ def _head_rows(corner: str, heads: Sequence[tuple[Any, ...]]) -> str:
 
 
 def _label(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}".replace("-", "\N{MINUS SIGN}") if isinstance(value, float) else str(value)
 
 
 def _cell(row: Row) -> str:
