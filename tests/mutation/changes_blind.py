@@ -555,8 +555,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/plots.py",
-        '    rows = next_steps(results["rows"])\n    others',
-        '    rows = [row for row in next_steps(results["rows"]) if row["layer"] > 0]\n    others',
+        '    rows = next_steps(results["rows"])\n    names',
+        '    rows = [row for row in next_steps(results["rows"]) if row["layer"] > 0]\n    names',
         "difference.png lacks the first step",
         "test_plots.py test_linearity.py",
     ),
@@ -569,8 +569,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/plots.py",
-        'title = " − ".join([model_name(results), *others])',
-        'title = " − ".join([*others, model_name(results)])',
+        'title = " − ".join(short_paths(list(dict.fromkeys(names)), least=2))',
+        'title = " − ".join(short_paths(list(dict.fromkeys(names)), least=2)[::-1])',
         "the title of difference.png has the models the other way round",
         "test_wiring_linearity.py test_plots.py",
     ),

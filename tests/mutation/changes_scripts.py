@@ -815,8 +815,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/page.py",
-        "for k in reversed(range(len(by_layer))):",
-        "for k in range(len(by_layer)):",
+        "for k in reversed(range(len(by_layer))):\n        label",
+        "for k in range(len(by_layer)):\n        label",
         "layers downwards",
         "test_peek.py",
     ),
