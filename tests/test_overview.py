@@ -21,6 +21,7 @@ from jmat.studies.overview import finished
 from jmat.studies.overview.claims import CLAIMS, verdicts
 from jmat.studies.overview.page import page
 from jmat.studies.overview.rules import Evidence
+from jmat.studies.overview.tables import number
 from tests.scripts import on, run, start
 from tests.test_reference import REFERENCE
 
@@ -344,6 +345,11 @@ def test_the_page_needs_nothing_else_and_has_a_plan(made):
     assert f"<td>{row['value']:.3f}<small>{row['low']:.3f} to {row['high']:.3f}</small></td>" in content
     for fingerprint in (read["model_hash"], read["text"]["fit"], read["text"]["eval"]):
         assert f"<dd>{fingerprint}</dd>" in content
+
+
+def test_numbers_are_for_people():
+    written = [number(value) for value in (-0.0001, -0.25, 123456, 1234.56, 2.5e7)]
+    assert written == ["0.000", "\N{MINUS SIGN}0.250", "123,456", "1,234.6", "2.5e+07"]
 
 
 def test_names_and_texts_are_escaped(made):

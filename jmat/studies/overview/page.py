@@ -80,7 +80,7 @@ def _section(name: str, study: Mapping[str, Any], figures: Mapping[str, str]) ->
     return (
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{text(about.title)}</h2>\n'
         f"<p>{text(about.text)}</p>\n{drawn}{about.tables(study['rows'])}{_peek(study.get('peek'))}"
-        + (f"<details><summary>Notes</summary><ul>{notes}</ul></details>" if notes else "")
+        + (f"<details open><summary>Notes</summary><ul>{notes}</ul></details>" if notes else "")
         + f"<p class=small>{text(_remark(name, study))}</p></section>"
     )
 

@@ -54,7 +54,7 @@ def number(value: float) -> str:
     elif abs(value) >= 1e5:
         written = f"{value:.3g}"
     else:
-        written = f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+        written = f"{round(value, 3) + 0.0:.3f}" if abs(value) < 100 else f"{value:,.1f}"  # + 0.0: no minus zero
     return written.replace("-", "\N{MINUS SIGN}")
 
 
