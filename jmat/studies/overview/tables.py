@@ -47,7 +47,7 @@ def text(content: object) -> str:
     return html.escape(str(content), quote=True)
 
 
-def number(value: float) -> str:
+def number(value: float | int) -> str:
     """Returns a figure for people: three digits behind the point, of large ones fewer."""
     if isinstance(value, int):
         written = f"{value:,d}"
