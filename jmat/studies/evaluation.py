@@ -13,6 +13,7 @@ from jmat.capture.sweep import Rows, stored_rows, sweep
 from jmat.forward import logits
 from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
+from jmat.models.family import Transformer
 from jmat.report.notes import OVERFLOWS, estimate, with_note
 from jmat.runtime.mesh import local_mesh, place, replicate
 
@@ -21,7 +22,7 @@ METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surpr
 
 
 def evaluate(
-    model: Any,
+    model: Transformer,
     final: Float[ndarray, "N D"],
     shortcuts: Mapping[tuple[str, int], tuple[Any, Float[ndarray, "N D"]]],
     *,

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from matplotlib.figure import Figure
 
 from jmat.capture.shared import SharedActivations
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -53,7 +54,7 @@ def run(
     examples: Examples | Sequence[str],
     options: Options = Options(),
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:

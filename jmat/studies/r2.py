@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.capture.shared import SharedActivations
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
@@ -43,7 +44,7 @@ def run(
     examples: Examples | Sequence[str],
     options: Options = Options(),
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:

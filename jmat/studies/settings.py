@@ -10,6 +10,7 @@ from jmat.capture.reading import mask_token_of
 from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import divide
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, fingerprint
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
@@ -67,7 +68,7 @@ class Subject:
 
     model: Transformer
     examples: Examples
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     mask_token: int | None = None
     say: Say | None = None
     shared: SharedActivations | None = None
@@ -105,7 +106,7 @@ class Subject:
 def read_subject(
     model: Transformer,
     examples: Examples | Sequence[str],
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     *,
     seed: int = 0,
     needs_head: bool = True,

@@ -7,6 +7,7 @@ from jmat.capture.activations import capture
 from jmat.capture.reading import mask_token_of, predictions_in
 from jmat.checkpoint import parameters
 from jmat.data.batches import Batch
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split, fingerprint, mask_positions, target_tokens
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
@@ -28,7 +29,7 @@ def evaluate(
     inputs: Sequence[str] | Split | Batch,
     shortcuts: Mapping[str, Shortcut],
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     seed: int = 0,
     progress: str | None = None,
 ) -> Results:

@@ -12,6 +12,7 @@ from jmat.maps.least_squares import checked, factorise_each
 from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
 from jmat.metrics.r2 import r2_score, varying
+from jmat.models.family import Transformer
 from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, noted
 from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows
@@ -70,7 +71,7 @@ def fit_sizes(
 
 
 def cross_rows(
-    model: Any,
+    model: Transformer,
     fits: Sequence[Fit],
     corpus: str,
     held_out: Streams,

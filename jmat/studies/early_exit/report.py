@@ -12,6 +12,7 @@ from jmat.capture.sweep import stored_rows, sweep
 from jmat.data.examples import Split
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.report.notes import estimate, with_note
 from jmat.runtime import hosts
 from jmat.runtime.mesh import local_mesh, place, row_by_row
@@ -34,7 +35,9 @@ LEVELS = (0.95, 0.90)
 _LENGTHS = 16  # a timed batch's length is a multiple of this, so that few programs are compiled
 
 
-def top_words(model: Any, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256) -> Int[ndarray, " W"]:
+def top_words(
+    model: Transformer, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256
+) -> Int[ndarray, " W"]:
     """The words that the full model has in its top 10 most often at the fit examples: a list for cheap checks."""
     V, mesh = model.config.vocab_size, local_mesh()
     model = place(model, mesh)
@@ -141,7 +144,7 @@ def calibration_rows(
 
 
 def timing_rows(
-    model: Any,
+    model: Transformer,
     maps: Mapping[int, Any],
     words: Int[ndarray, " W"],
     check_every: int,

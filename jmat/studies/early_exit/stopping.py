@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from jmat.forward import advance, enter
 from jmat.metrics.predictions import top_2_gap
+from jmat.models.family import Transformer
 from jmat.models.sites import gather
 
 
@@ -30,7 +31,7 @@ class ExitRule:
 
 
 def run_until_sure(
-    model: Any,
+    model: Transformer,
     tokens: Int[ndarray, "B T"],
     lengths: Int[ndarray, " B"],
     positions: Int[ndarray, " B"],
@@ -70,7 +71,7 @@ def run_until_sure(
 
 
 def run_fully(
-    model: Any, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
+    model: Transformer, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
 ) -> Int[ndarray, " B"]:
     """Runs the loop without checks, against which an early exit is timed."""
     x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
@@ -79,7 +80,7 @@ def run_fully(
 
 
 def check(
-    model: Any,
+    model: Transformer,
     shortcut: Any,
     x: Float[Array, "B T D"],
     positions: Int[ndarray, " B"],
@@ -89,7 +90,7 @@ def check(
     return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions, words)
 
 
-def predict(model: Any, x: Float[Array, "B D"]) -> Int[Array, " B"]:
+def predict(model: Transformer, x: Float[Array, "B D"]) -> Int[Array, " B"]:
     """The top token after the final norm and the whole head."""
     return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
 

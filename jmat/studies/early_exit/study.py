@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from matplotlib.figure import Figure
 
 from jmat.capture.shared import SharedActivations
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, mask_positions
 from jmat.data.sampling import PROTOCOLS
 from jmat.maps.jumps import fit_jumps
@@ -72,7 +73,7 @@ def run(
     examples: Examples | Sequence[str],
     options: Options = Options(),
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:

@@ -21,6 +21,7 @@ from jmat.data import Split
 from jmat.data.encoding import encode, special_tokens
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
 
 Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
@@ -78,7 +79,7 @@ def all_positions(sentences: Sequence[str], tokenizer: Any, *, max_length: int, 
 
 
 def top_predictions(
-    model: Any, shortcut: Any, stream: Float[ndarray, "N D"], top: int
+    model: Transformer, shortcut: Any, stream: Float[ndarray, "N D"], top: int
 ) -> tuple[Int[ndarray, "N K"], Float[ndarray, "N K"]]:
     """The ids and probabilities of the `top` most probable tokens; of equally probable ones, lower ids come first.
 
@@ -102,7 +103,7 @@ def check_top(top: int, config: ModelConfig) -> None:
 
 
 def peek(
-    model: Any,
+    model: Transformer,
     tokenizer: Any,
     sentences: Sequence[str],
     split: Split,

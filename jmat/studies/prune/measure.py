@@ -23,6 +23,7 @@ from jmat.forward import logits, run
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_ratio
 from jmat.metrics.predictions import Predictions, compare, cross_entropy
+from jmat.models.family import Transformer
 from jmat.models.flops import block_flops, head_flops
 from jmat.models.sites import Site, gather, stream_sites
 from jmat.report.notes import estimate
@@ -45,7 +46,7 @@ class Sums(NamedTuple):
 
 
 def compare_on_text(
-    model: Any,
+    model: Transformer,
     text: Text,
     pruned: Mapping[Key, Mapping[str, Site]],
     *,
@@ -134,7 +135,9 @@ def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any
     return rows
 
 
-def cost(model: Any, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear], context: float) -> dict:
+def cost(
+    model: Transformer, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear], context: float
+) -> dict:
     """`parameters`, and `flops` a token that looks at `context` tokens: blocks, maps and head.
 
     Merged maps cost nothing: the projection they are folded into is there already.
@@ -150,7 +153,7 @@ def cost(model: Any, method: str, removed: Collection[int], maps: Mapping[Stretc
 
 
 def time_per_token(
-    model: Any, text: Text, pruned: Mapping[Key, tuple[Any, Mapping[str, Site]]], *, repeats: int = 5
+    model: Transformer, text: Text, pruned: Mapping[Key, tuple[Any, Mapping[str, Site]]], *, repeats: int = 5
 ) -> dict[Key, float]:
     """Median wall-clock microseconds a token of a forward pass with its predictions, compilation left out.
 

@@ -40,6 +40,7 @@ from jmat.checkpoint import parameters, with_parameters
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Linear
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.models.stack import model_dtype
 from jmat.studies.prune.stand_ins import Stretch
 
@@ -98,7 +99,7 @@ def fit_merge(
     return Linear(C, c if solution.bias is None else c + solution.bias), solution
 
 
-def fold(model: Any, maps: Mapping[Stretch, Linear]) -> Any:
+def fold(model: Transformer, maps: Mapping[Stretch, Linear]) -> Transformer:
     """The model whose feed-forward parts before the stretches write what stands in for them, too.
 
     The stretches themselves are still there: `jmat.studies.prune.surgery.remove_blocks` takes them out.

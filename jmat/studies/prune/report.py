@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from jmat.data.text import Text
 from jmat.metrics.predictions import Predictions
+from jmat.models.family import Transformer
 from jmat.report.axes import perplexity_axis
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
 from jmat.report.names import METHODS, readable
@@ -31,7 +32,7 @@ _LOOKS = {
 
 
 def pruned_rows(
-    model: Any,
+    model: Transformer,
     text: Text,
     pruned: Mapping[str, Sequence[Pruned]],
     *,

@@ -19,6 +19,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jmat.maps.types import Identity, Linear
+from jmat.models.family import Transformer
 from jmat.models.sites import Site
 
 METHODS = ("delete", "map", "distil", "merge")
@@ -56,7 +57,9 @@ def label(removed: Collection[int]) -> str:
     return ",".join(parts) or "none"
 
 
-def stand_ins(model: Any, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear]) -> dict[str, Site]:
+def stand_ins(
+    model: Transformer, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear]
+) -> dict[str, Site]:
     """The `sites` with which `jmat.run` leaves the removed blocks out. Any choice of blocks runs the same programs.
 
     Args:

@@ -18,6 +18,7 @@ from jmat.maps.files import MapsInfo, read_maps, save_maps
 from jmat.maps.types import Linear
 from jmat.models import build
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.models.stack import model_dtype
 from jmat.runtime.digests import model_hash
@@ -32,7 +33,7 @@ _MAPS = ("maps.safetensors", "maps.json")
 _COPIED = (*TOKENIZER_FILES, "generation_config.json")
 
 
-def remove_blocks(model: Any, removed: Collection[int]) -> Any:
+def remove_blocks(model: Transformer, removed: Collection[int]) -> Transformer:
     """The model without some blocks; the blocks that stay are numbered anew from 0.
 
     What depended on a block's number goes with it: attention windows and, for GPT-2's scaling by `1/(i + 1)`, the
@@ -75,7 +76,7 @@ def check_removable(config: ModelConfig, removed: Collection[int]) -> None:
 
 def save_pruned(
     folder: str | pathlib.Path,
-    model: Any,
+    model: Transformer,
     method: str,
     removed: Collection[int],
     maps: Mapping[Stretch, Linear],

@@ -3,12 +3,11 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, find
 from jmat.data.corpus import sentences_fingerprint
-from jmat.data.encoding import check_text
+from jmat.data.encoding import Tokenizer, check_text
 from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
 from jmat.report.tables import Row
@@ -54,7 +53,7 @@ def run(
     text: str | None = None,
     options: Options = Options(),
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     folder: str | pathlib.Path | None = None,
     say: Say | None = None,
 ) -> VerifyResults:
