@@ -109,7 +109,7 @@ def set_up(folder: pathlib.Path) -> Bench:
         dtype=FLAGS.dtype,
         fit=random_sentences(_SENTENCES.value, vocabulary, FLAGS.seed + 1),
         eval=random_sentences(max(_SENTENCES.value // 3, 1), vocabulary, FLAGS.seed + 2),
-        num_fit=FLAGS.num_fit,
+        num_fit=int(FLAGS.num_fit),
         positions=_POSITIONS.value,
         tokens_per_batch=common.tokens_per_batch(),
         sampled=_SAMPLED.value,

@@ -13,6 +13,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.children import end_with_parent
+from experiments.help import asks_for_help, print_help
 from experiments.streams import lasting_streams
 from jmat.report.drawing import save_figure
 from jmat.report.notes import format_notes
@@ -163,6 +164,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         finally:
             release_folders()
 
+    if asks_for_help(sys.argv[1:]):
+        print_help(sys.modules[main.__module__].__doc__ or "")
+        return
     end_with_parent()
     with lasting_streams():
         app.run(guarded)

@@ -12,6 +12,7 @@ from absl import flags
 
 from experiments import cli, figure_flags
 from experiments.cli import say
+from experiments.count_flags import ALL, define_count
 from jmat.capture.activations import check_examples
 from jmat.capture.snapshots import discard
 from jmat.checkpoint import parameters
@@ -53,8 +54,8 @@ flags.DEFINE_integer(
     lower_bound=1,
 )
 flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
-flags.DEFINE_integer("num_fit", 9000, "Sentences to fit maps on.", lower_bound=1)
-flags.DEFINE_integer("num_eval", 3000, "Other sentences to evaluate on.", lower_bound=1)
+define_count("num_fit", 9000, "Sentences to fit maps on; all: what the corpus has and --num_eval leaves.")
+define_count("num_eval", 3000, "Other sentences to evaluate on; all: with --num_fit=all, a quarter of a text file.")
 flags.DEFINE_integer("seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, LARGEST_SEED)
 flags.DEFINE_enum(
     "protocol",
@@ -362,6 +363,7 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         }
         named = named_corpus(source)
         if named in hub_corpora.SOURCES:
+            check_counts("sentences of a data set on the hub are drawn")
             examples = hub_corpora.hub_examples(named, tokenizer, **draw_settings(), **how)
         else:
             fit, held_out = draw_sentences(source)
@@ -378,13 +380,23 @@ def is_prepared(source: str) -> bool:
 def draw_sentences(source: str) -> tuple[list[str], list[str]]:
     """Draws sentences, or pieces of a text file, to fit on and others to evaluate on."""
     if FLAGS.piece_length:
+        check_counts("pieces are drawn")
+    if FLAGS.piece_length:
         return draw_pieces(source, FLAGS.piece_length, **draw_settings())
     return fit_eval(source, **draw_settings())
 
 
+def check_counts(reason: str) -> None:
+    """Raises ValueError where all sentences are asked for, and there is no telling how many there are."""
+    for name in ("num_fit", "num_eval"):
+        if FLAGS[name].value == ALL:
+            raise ValueError(f"--{name}=all: {reason}, so give a number.")
+
+
 def draw_settings() -> dict[str, Any]:
     """Returns the numbers of sentences to draw, and the seed of the draw."""
-    return {"num_fit": FLAGS.num_fit, "num_eval": FLAGS.num_eval, "seed": FLAGS.seed}
+    counts = {name: None if FLAGS[name].value == ALL else FLAGS[name].value for name in ("num_fit", "num_eval")}
+    return {**counts, "seed": FLAGS.seed}
 
 
 def tokens_per_batch() -> int:

@@ -1,9 +1,8 @@
 """Early exit's figures from a reading of all layers, worked out example by example in plain Python."""
 
-import types
-
 import numpy as np
 import pytest
+from flax import nnx
 
 from jmat import models
 from jmat.data.examples import Split
@@ -221,7 +220,7 @@ def test_padded_examples_are_what_the_model_reads(split, causal):
 def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     """Which examples run, at which thresholds, and what their seconds become."""
     count, seconds = 6, {"full": 4.0, "naive": 6.0, "cheap": 3.0}
-    model, ran = types.SimpleNamespace(config=CONFIG), []
+    model, ran = models.build(CONFIG, nnx.Rngs(0)), []
     monkeypatch.setattr(report, "run_fully", lambda *given: ran.append(("full", given[1:], None, None)))
     monkeypatch.setattr(
         report, "run_until_sure", lambda _, *given: ran.append(("early", given[:3], given[3], given[4]))

@@ -14,7 +14,7 @@ from jmat.maps.types import Identity, Linear
 from jmat.metrics.bootstrap import bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, format_notes, noted
-from jmat.studies import evaluation, tasks
+from jmat.studies import evaluation
 from jmat.studies.cross_corpus import rows as travel
 from jmat.studies.early_exit.report import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome, layers_saved
@@ -23,6 +23,7 @@ from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.tasks import scoring as tasks
 from tests.splits import make_split
 from tests.test_reference import REFERENCE
 

@@ -1,7 +1,6 @@
 """What pruning saves, costs and trains on: parameters, FLOPs, times, choices and losses worked out by hand."""
 
 import json
-import types
 
 import jax
 import numpy as np
@@ -113,7 +112,7 @@ def teacher(layers=4, n=60):
         turned = streams[-1] @ rng.normal(size=(D, D)).astype(np.float32)
         streams.append((turned + rng.normal(size=(n, D)) - 2).astype(np.float32))
     config = models.config_from_hf({"model_type": "gpt2", "n_embd": D, "n_head": 2, "n_layer": layers})
-    shell = types.SimpleNamespace(config=config)
+    shell = models.build(config, nnx.Rngs(0))
     return plans.Teacher(shell, sentences([2] * n), streams)
 
 

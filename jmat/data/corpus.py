@@ -221,7 +221,7 @@ def check_parts(parts: Mapping[str, Sequence[str]], name: str | os.PathLike[str]
 
 
 def fit_eval(
-    name_or_path: str | os.PathLike[str], num_fit: int, num_eval: int, seed: int
+    name_or_path: str | os.PathLike[str], num_fit: int | None, num_eval: int | None, seed: int
 ) -> tuple[list[str], list[str]]:
     """Draws sentences to fit on and others to evaluate on from two parts that never overlap.
 
@@ -229,20 +229,30 @@ def fit_eval(
     text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once. Of
     a data set on the hub (`jmat.data.hub_corpora`) the two come from different documents.
 
+    Args:
+      name_or_path: a named corpus, or a text file.
+      num_fit: sentences to fit on; None: all that `num_eval` leaves.
+      num_eval: sentences to evaluate on; None: all that `num_fit` leaves, or, if that is None, too, a quarter of a
+        user's text.
+      seed: draws them.
+
     Raises:
       FileNotFoundError, ValueError, ConnectionError: as `load_corpus`; or there are fewer sentences than asked for.
     """
-    if num_fit < 1 or num_eval < 1:
+    if (num_fit is not None and num_fit < 1) or (num_eval is not None and num_eval < 1):
         raise ValueError(f"num_fit={num_fit} and num_eval={num_eval}: both must be at least 1.")
     named, name = named_corpus(name_or_path), os.fspath(name_or_path)
     if named in hub_corpora.SOURCES:
+        if num_fit is None or num_eval is None:
+            raise ValueError(f"{named} is drawn from a data set on the hub: give num_fit and num_eval.")
         return hub_corpora.hub_fit_eval(named, num_fit, num_eval, seed)
     sentences = _distinct(load_corpus(name_or_path))
     if named in _NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
     else:
-        fit, held_out = divide(sentences, num_fit, num_eval)
+        fit, held_out = divide(sentences, *_shares(len(sentences), num_fit, num_eval))
+    num_fit, num_eval = num_fit or max(len(fit), 1), num_eval or max(len(held_out), 1)
     if len(fit) < num_fit or len(held_out) < num_eval:
         enough = f"use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text"
         advice = enough if fit and held_out else "give more text"
@@ -252,6 +262,15 @@ def fit_eval(
             f"for; {advice}."
         )
     return _draw(fit, num_fit, seed), _draw(held_out, num_eval, seed)
+
+
+def _shares(count: int, num_fit: int | None, num_eval: int | None) -> tuple[int, int]:
+    """Returns in which proportion a text of so many sentences is divided; None: all that the other leaves."""
+    if num_fit is None and num_eval is None:
+        return 3, 1
+    if num_eval is None:
+        return num_fit or 1, max(count - (num_fit or 1), 1)
+    return max(count - num_eval, 1) if num_fit is None else num_fit, num_eval
 
 
 def divide(texts: Iterable[str], fit: int, held_out: int) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ Only what is listed is ever replaced or moved: everything else in the folder is 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -307,8 +308,15 @@ def _check_owner(folder: pathlib.Path, owner: _Owner, mine: _Owner, *, overwrite
         f"--{key} was {owner.config.get(key)!r} and is {mine.config.get(key)!r}" for key in sorted(differing)
     )
     raise ValueError(
-        f"{folder} belongs to a run with other flags ({flags}); choose another --out, or --overwrite to replace it."
+        f"{folder} belongs to a run with other flags ({flags}); choose another --out, such as "
+        f"--out={_free_beside(folder)}, or --overwrite to replace it."
     )
+
+
+def _free_beside(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the first of FOLDER-2, FOLDER-3, … that is not there."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in names if not os.path.lexists(path))
 
 
 def _check_reads(
