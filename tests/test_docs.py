@@ -72,9 +72,7 @@ def _flags(module):
         return frozenset()
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and re.match(
-            r"(flags\.)?(DEFINE_|define_files|files_flag)", ast.unparse(node.func)
-        ):
+        if isinstance(node, ast.Call) and re.match(r"(flags\.)?(DEFINE_|define_|files_flag)", ast.unparse(node.func)):
             names |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
         elif isinstance(node, ast.ImportFrom) and node.module == "experiments":
             names |= {flag for alias in node.names for flag in _flags(alias.name)}
