@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from jmat.report.results import read_results, write_results
+from jmat.maps.files import MAPS_FILES, MapsInfo
+from jmat.report.results import Results, read_results, write_results
 from jmat.report.tables import format_table
 
 CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
@@ -18,6 +19,16 @@ CONFIG = {"model": "tiny", "seed": 0, "maps": ["mat", "id"]}
 
 def _row(**fields):
     return {"map": "mat", "layer": 0, "target": 4, "metric": "r2", "value": 0.5, "n": 9, **fields}
+
+
+def test_every_file_is_announced_before_it_is_written(tmp_path):
+    announced = {}
+    files = {("a.html", "a.json"): lambda folder: [(folder / name).touch() for name in ("a.html", "a.json")]}
+    info = MapsInfo("tiny", "hash", "din2023", "docs", 9, 0, "float32")
+    results = Results("r2", [_row()], CONFIG, maps_info=info, files=files)
+    written = results.save(tmp_path, before=lambda name: announced.update({name: (tmp_path / name).exists()}))
+    assert announced == dict.fromkeys(("a.html", "a.json", *MAPS_FILES), False)
+    assert set(written) == {"results.json", *announced} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_results_come_back_with_what_they_depend_on(tmp_path):

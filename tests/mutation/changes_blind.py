@@ -321,7 +321,7 @@ CHANGES = [
         "            for name in names:\n                before(name)\n",
         "            before(names[0])\n",
         "run.json does not list maps.json",
-        "test_folders.py test_wiring_jumps.py",
+        "test_results.py test_folders.py test_wiring_jumps.py",
     ),
     Change(
         "jmat/studies/prune/study.py",
