@@ -15,15 +15,15 @@ CHANGES = [
     # --- flags that all scripts share ---------------------------------------------------------------------------------
     Change(
         "experiments/common.py",
-        '"num_eval": FLAGS.num_eval, "seed": FLAGS.seed}',
-        '"num_eval": FLAGS.num_eval, "seed": 0}',
+        '{**counts, "seed": FLAGS.seed}',
+        '{**counts, "seed": 0}',
         "--seed draws no other sentences",
         _JUMPS,
     ),
     Change(
         "experiments/common.py",
-        '"num_fit": FLAGS.num_fit, "num_eval"',
-        '"num_fit": FLAGS.num_eval, "num_eval"',
+        'ALL else FLAGS[name].value for name in ("num_fit", "num_eval")}',
+        'ALL else FLAGS["num_eval"].value for name in ("num_fit", "num_eval")}',
         "--num_fit is --num_eval",
         _JUMPS,
     ),
