@@ -650,7 +650,7 @@ CHANGES = [
         '    if ".attn.head." in site:\n        return (K,)',
         '    if ".attn.head." in site:\n        return (config.width,)',
         "a head is as wide as the stream",
-        "test_submodules.py test_wiring_parts.py",
+        "test_sites.py",
     ),
     Change(
         "jmat/runtime/mesh.py",
