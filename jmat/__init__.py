@@ -17,6 +17,7 @@ from jmat.models.sites import sites, streams
 
 if TYPE_CHECKING:
     from jmat import studies
+    from jmat.report.results import read_results
     from jmat.studies.shortcuts import evaluate
 
 __version__ = importlib.metadata.version("jmat")
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "load_maps",
     "logits",
+    "read_results",
     "run",
     "save_maps",
     "sites",
@@ -52,4 +54,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("jmat.studies")
     if name == "evaluate":
         return importlib.import_module("jmat.studies.shortcuts").evaluate
+    if name == "read_results":
+        return importlib.import_module("jmat.report.results").read_results
     raise AttributeError(f"module 'jmat' has no attribute {name!r}")

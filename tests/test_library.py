@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 import jmat
 import jmat.data.reading
 import jmat.maps.fit
+import jmat.report.results
 from jmat.data.corpus import divide
 from jmat.data.examples import fingerprint, mask_positions
 from jmat.data.reading import check_texts
@@ -294,8 +295,9 @@ def test_a_model_describes_itself(loaded):
     assert "4 blocks, width 64" in repr(loaded[0])
 
 
-@pytest.mark.parametrize("module", [jmat.data.reading, jmat.maps.fit])
-def test_examples_in_docstrings_run(module):
+@pytest.mark.parametrize("module", [jmat.data.reading, jmat.maps.fit, jmat.report.results])
+def test_examples_in_docstrings_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0

@@ -218,9 +218,27 @@ def write_results(
 
 
 def read_results(out: str | pathlib.Path) -> dict[str, Any]:
-    """The results of the run in folder `out`.
+    """Reads the results.json of a run.
 
-    Raises FileNotFoundError if it has none, ValueError if they are damaged.
+    Args:
+      out: the output folder of a script, or one that `Results.save` wrote.
+
+    Returns:
+      The content: `experiment`, `config` (the settings), `environment` (versions and devices),
+      `model_hash`, `text`, and `rows`, one flat dict a figure.
+
+    Raises:
+      FileNotFoundError: the folder has none.
+      ValueError: the file is damaged, or its rows were edited.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"The function number {i} returns a list of {i % 7} values." for i in range(40)]
+      >>> shortcut = jmat.Shortcut(7, 8, jmat.Identity())
+      >>> _ = jmat.evaluate(model, texts, {"id": shortcut}, tokenizer=tokenizer).save("my_run")
+      >>> len(jmat.read_results("my_run")["rows"]) > 0  # pandas.DataFrame(…["rows"]) is a table
+      True
     """
     path = pathlib.Path(out) / "results.json"
     try:

@@ -132,7 +132,3 @@ def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for key, each in values.items()
     }
     return [{**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures, from results.json alone
