@@ -40,7 +40,6 @@ from jmat.data.text import Text, following_tokens
 from jmat.forward import logits, run
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions, cross_entropy
-from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.report.notes import estimate, noted, with_note
 from jmat.runtime.mesh import local_mesh, place, replicate
@@ -110,7 +109,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def check_causal(model: Transformer, tokenizer: Any, name: str) -> None:
+def check_causal(model: Any, tokenizer: Any, name: str) -> None:
     """Raises ValueError for a model that does not predict text from left to right, or has no tokenizer to read it."""
     if not model.config.causal or model.head is None:
         raise ValueError(f"{name} is no causal language model: it gives text no likelihood; choose one such as gpt2.")
@@ -119,7 +118,7 @@ def check_causal(model: Transformer, tokenizer: Any, name: str) -> None:
 
 
 def log_likelihoods(
-    model: Transformer,
+    model: Any,
     passages: Sequence[Passage],
     *,
     sites: Mapping[str, Site] | None = None,
@@ -178,7 +177,7 @@ def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Ar
 
 
 def text_rows(
-    model: Transformer, tokenizer: Any, name: str, lines: Sequence[str], *, seed: int = 0, **settings: Any
+    model: Any, tokenizer: Any, name: str, lines: Sequence[str], *, seed: int = 0, **settings: Any
 ) -> list[dict[str, Any]]:
     """`perplexity` of a text's tokens given those before them on the same line, with an interval over lines.
 
@@ -208,7 +207,7 @@ def text_rows(
 
 
 def task_rows(
-    model: Transformer, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
+    model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
 ) -> list[dict[str, Any]]:
     """Returns `accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
 
@@ -229,12 +228,12 @@ def task_rows(
     return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
 
 
-def check_choices(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
+def check_choices(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
     """Raises ValueError for a choice that is too long for the model, before anything is computed."""
     _choice_passages(model, tokenizer, questions)
 
 
-def _choice_passages(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
+def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
     """Returns every choice after its prompt, in the questions' order."""
     limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
     pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
@@ -242,7 +241,7 @@ def _choice_passages(model: Transformer, tokenizer: Tokenizer, questions: Sequen
 
 
 def choice_scores(
-    model: Transformer, tokenizer: Any, questions: Sequence[Question], **settings: Any
+    model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
 ) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
     """Returns the log-likelihoods of every question's choices, in nats, and these per character of the choice."""
     limit = model.config.num_positions

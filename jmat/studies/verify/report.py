@@ -22,7 +22,6 @@ from jmat.data.encoding import encode, special_tokens
 from jmat.forward import run
 from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
-from jmat.models.family import Transformer
 from jmat.report.notes import noted, with_note
 from jmat.studies.verify.reference import load_reference, run_reference
 
@@ -76,7 +75,7 @@ class Report:
 
 
 def verify(
-    folder: pathlib.Path, model: Transformer, tokenizer: Any, *, dtype: str = "float32", text: str | None = None
+    folder: pathlib.Path, model: Any, tokenizer: Any, *, dtype: str = "float32", text: str | None = None
 ) -> Report:
     """Compares a model, loaded from `folder` in `dtype`, with what transformers makes of the same folder.
 
@@ -126,7 +125,7 @@ def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -
     return batches
 
 
-def compare(model: Transformer, reference: Any, load_rounded: Callable[[], Any], batches: Sequence[Batch]) -> Report:
+def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches: Sequence[Batch]) -> Report:
     """The verdict on a model, given the reference and how to load it in another precision, should that be needed."""
 
     def theirs(torch_model: Any, batch: Batch) -> dict[str, np.ndarray]:
