@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import Linear, checkpoint, forward
-from jmat.models import attention, layers
+from jmat import Linear, checkpoint
+from jmat.models import attention, layers, stack
 from tests import hf
 
 CASES = {
@@ -45,7 +45,7 @@ def matrix(seed=0):
 
 def programs():
     """How many programs the forward pass has compiled so far."""
-    return sum(value._cache_size() for value in vars(forward).values() if hasattr(value, "_cache_size"))
+    return sum(value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size"))
 
 
 def poisoned(model, part):
