@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jmat
-from jmat import Add, At, Constant, Edit, Identity, Linear, Scale, Zero, forward
+from jmat import Add, At, Constant, Edit, Identity, Linear, Scale, Zero
+from jmat.models import stack
 from jmat.models.edits import OfBlock
 from jmat.models.sites import is_square, place_shape, replaceable
 from tests import hf
@@ -211,7 +212,7 @@ def test_a_part_behaves_as_in_its_own_block(case):
 
 
 def programs():
-    return sum(value._cache_size() for value in vars(forward).values() if hasattr(value, "_cache_size"))
+    return sum(value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size"))
 
 
 def triple(y):
