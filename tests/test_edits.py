@@ -9,11 +9,11 @@ import pytest
 
 import jmat
 from jmat import Add, At, Constant, Edit, Identity, Linear, Scale, Zero
-from jmat.models import stack
 from jmat.models.edits import OfBlock
 from jmat.models.sites import is_square, place_shape, replaceable
 from tests import hf
 from tests.families import BY_NAME
+from tests.programs import programs
 
 CASES = [
     hf.gpt2("edits"),
@@ -209,10 +209,6 @@ def test_a_part_behaves_as_in_its_own_block(case):
 
 
 # --- compiling and differentiating ------------------------------------------------------------------------------------
-
-
-def programs():
-    return sum(value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size"))
 
 
 def triple(y):

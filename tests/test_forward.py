@@ -9,8 +9,9 @@ import pytest
 
 import jmat
 from jmat import Linear, checkpoint
-from jmat.models import attention, layers, stack
+from jmat.models import attention, layers
 from tests import hf
+from tests.programs import programs
 
 CASES = {
     "gpt2": hf.gpt2("forward", n_layer=3),
@@ -41,11 +42,6 @@ def close(x, y, atol=1e-5):
 
 def matrix(seed=0):
     return Linear(jax.random.normal(jax.random.key(seed), (16, 16)))
-
-
-def programs():
-    """How many programs the forward pass has compiled so far."""
-    return sum(value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size"))
 
 
 def poisoned(model, part):

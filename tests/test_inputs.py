@@ -10,11 +10,11 @@ import pytest
 import jmat
 from jmat import Add, At, Constant, Edit, Linear
 from jmat.data.batches import Batch
-from jmat.models import stack
 from jmat.models.inputs import prepare, text_positions
 from jmat.models.sites import readable
 from tests import hf
 from tests.families import BY_NAME
+from tests.programs import programs
 
 rng = np.random.default_rng(0)
 NO_PADDING = {"pad_rows": False, "pad_length": False}
@@ -32,12 +32,6 @@ def bert():
 
 def tokens_of(rows, length):
     return rng.integers(0, 37, (rows, length), dtype=np.int32)
-
-
-def programs():
-    """How many programs the forward pass has compiled so far, but those that cut results to size."""
-    kept = {name: value for name, value in vars(stack).items() if hasattr(value, "_cache_size")}
-    return sum(value._cache_size() for value in kept.values())
 
 
 # --- padding to few shapes --------------------------------------------------------------------------------------------
