@@ -189,6 +189,14 @@ def read_sites(
     return _capture(subject, mask_positions(split, subject.mask_token), keep, settings, name)
 
 
+def read_both(
+    subject: Subject, keep: Collection[str], settings: Settings
+) -> tuple[dict[str, Float[ndarray, "N _"]], dict[str, Float[ndarray, "M _"]]]:
+    """Returns activations at the examples to fit on and at those to evaluate on, as `read_sites` does."""
+    fit, held_out = (read_sites(subject, split, keep, settings, name) for name, split in subject.splits)
+    return fit, held_out
+
+
 def _capture(
     subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
 ) -> dict[str, Float[ndarray, "N _"]]:

@@ -129,13 +129,19 @@ def read_subject(
         them; tokens that the model does not have; shared activations of another model.
     """
     check_model(model)
-    if needs_head and model.head is None:
-        raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
+    if needs_head:
+        check_head(model)
     mask_token = mask_token_of(model, tokenizer)
     if not isinstance(examples, Examples):
         examples = _examples_of(examples, model, tokenizer, seed)
     check_examples(examples, model.config)
     return Subject(model, examples, tokenizer, mask_token, say, shared)
+
+
+def check_head(model: Transformer) -> None:
+    """Raises ValueError for a model that makes no predictions."""
+    if model.head is None:
+        raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
 
 
 def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:

@@ -29,7 +29,7 @@ from jmat.runtime import hosts
 from jmat.runtime.checks import check_choice, check_share, check_whole
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate
-from jmat.studies.fitting import announce_ranks, read_sites
+from jmat.studies.fitting import announce_ranks, read_both
 from jmat.studies.settings import Say, Settings, read_subject, report
 
 FIGURE = "early_exit.png"
@@ -101,8 +101,7 @@ def run(
     if every >= L:
         subject.announce(f"with --check_every={every} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
-    fit = read_sites(subject, subject.examples.fit, sites, options, "fit")
-    held_out = read_sites(subject, split, sites, options, "eval")
+    fit, held_out = read_both(subject, sites, options)
     streams = [fit[site] for site in sites]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
     announce_ranks(subject, solutions)

@@ -30,7 +30,7 @@ from jmat.runtime.files import save_atomically
 from jmat.studies.fitting import announce_ranks, read_sites
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import Peek, all_positions, check_top, format_peek, peek, peek_rows
-from jmat.studies.settings import Say, Settings, read_subject
+from jmat.studies.settings import Say, Settings, check_head, read_subject
 
 FILES = ("peek.json", "peek.html")
 DEFAULT_SENTENCES = (
@@ -162,8 +162,7 @@ def check(
       ValueError: as `run`, for these arguments.
     """
     check_model(model)
-    if model.head is None:
-        raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
+    check_head(model)
     check_top(options.top, model.config)
     L, masked = model.config.layers, not model.config.causal
     layers = sorted({*chosen_layers(options.layers, L), L})

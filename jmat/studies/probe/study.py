@@ -23,7 +23,7 @@ from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
-from jmat.studies.fitting import read_sites
+from jmat.studies.fitting import read_both
 from jmat.studies.probe.classifiers import CLASSIFIERS, check_labels, probe_rows
 from jmat.studies.probe.labels import labelled_examples, token_classes
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
@@ -148,9 +148,7 @@ def _read(
 def _probe(subject: Subject, labels: Labels, options: Options) -> list[dict[str, Any]]:
     """Returns the rows of one model."""
     sites = stream_sites(subject.model.config.layers)
-    fit, held_out = (
-        dict(enumerate(read_sites(subject, split, sites, options, name).values())) for name, split in subject.splits
-    )
+    fit, held_out = (dict(enumerate(acts.values())) for acts in read_both(subject, sites, options))
     how: dict[str, Any] = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
     return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **how)
 

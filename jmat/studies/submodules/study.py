@@ -28,7 +28,7 @@ from jmat.runtime.checks import check_choice, chosen, chosen_layers
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows
-from jmat.studies.fitting import read_sites
+from jmat.studies.fitting import read_both
 from jmat.studies.r2 import resamples
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
 from jmat.studies.submodules.ablation import ABLATIONS, PartMaps, ablate, fit_parts, part_r2_rows, part_sites
@@ -101,7 +101,7 @@ def run(
     L, held_out = model.config.layers, subject.examples.eval
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
-    fit, acts = (read_sites(subject, split, keep, options, name) for name, split in subject.splits)
+    fit, acts = read_both(subject, keep, options)
     part_maps = fit_parts(fit, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts"))
     shortcuts = _stand_ins(subject, options, names, layers, fit, part_maps)
     jumps, _ = fit_jumps(
