@@ -1,4 +1,4 @@
-"""Command-line experiments; each module answers one question."""
+"""Holds the experiments of the command line, each a module."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How fast and how exact is jmat, against what people use?
+"""Measures how fast and how exact jmat is, beside what people use.
 
     python -m experiments.benchmark
     python -m experiments.benchmark --shape=gpt2-xl --dtype=bfloat16 --parts=capture,streaming --positions=200000 \\

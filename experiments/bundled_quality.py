@@ -1,4 +1,4 @@
-"""Are the bundled models real language models, or toys whose linearity would mean little?
+"""Measures how good the bundled models are as language models.
 
     python -m experiments.bundled_quality
 

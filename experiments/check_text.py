@@ -1,4 +1,4 @@
-"""Can an experiment use the text that its flags name?
+"""Checks whether an experiment can use the text that its flags name.
 
     python -m experiments.check_text layer_jump --corpus=mails.txt --num_fit=2000
 

@@ -164,9 +164,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         finally:
             release_folders()
 
-    if asks_for_help(sys.argv[1:]):
-        print_help(sys.modules[main.__module__].__doc__ or "")
-        return
-    end_with_parent()
     with lasting_streams():
+        if asks_for_help(sys.argv[1:]):
+            print_help(sys.modules[main.__module__].__doc__ or "")
+            return
+        end_with_parent()
         app.run(guarded)

@@ -1,4 +1,4 @@
-"""How many blocks are saved when the model stops at the first layer whose shortcut is sure, and what does that cost?
+"""Measures the blocks that early exit saves, by the first layer whose shortcut is sure, and the cost.
 
     python -m experiments.early_exit --model=gpt2-docs
 

@@ -1,4 +1,4 @@
-"""What does the model already predict at layer l, read through a linear map (`mat`) or directly (`id`)?
+"""Measures the predictions of each layer, through a linear map (`mat`) and directly (`id`).
 
     python -m experiments.layer_jump --model=gpt2-docs
 

@@ -1,4 +1,4 @@
-"""How linear is a transformer, from layer to layer and inside its blocks?
+"""Measures how linear a transformer is, from layer to layer and inside its blocks.
 
     python -m experiments.linearity --model=gpt2-docs
 

@@ -1,4 +1,4 @@
-"""What does a model already predict at each layer of *this* sentence?
+"""Shows the predictions at each layer of a sentence.
 
     python -m experiments.peek --model=gpt2-docs
     python -m experiments.peek --model=bert-docs --sentences="The function returns a new [MASK]." --layers=0,3,6

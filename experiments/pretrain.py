@@ -1,4 +1,4 @@
-r"""How good a language model can a small CPU train on the text that every jmat installation holds?
+r"""Trains a small language model on the text that every jmat installation holds.
 
 Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that
 transformers and `jmat.load` read (weights in float16). The two bundled models were made by:

@@ -1,4 +1,4 @@
-"""What can a linear classifier read off each layer?
+"""Measures the accuracy of a linear classifier on each layer.
 
     python -m experiments.probe --model=gpt2-docs
     python -m experiments.probe --model=gpt2 --labels=reviews.jsonl --against=my-finetuned-gpt2

@@ -1,4 +1,4 @@
-"""Which blocks of a model can go, and what does it cost to leave them out, or to put a linear map in their place?
+"""Measures the cost of each block's removal, or of a linear map in its place.
 
     python -m experiments.prune --model=gpt2-docs --method=delete,map,merge --remove=4
 

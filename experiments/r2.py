@@ -1,4 +1,4 @@
-"""How much of a later layer does a linear map of an earlier one explain?
+"""Measures how much of a later layer a linear map of an earlier one explains.
 
     python -m experiments.r2 --model=gpt2-docs
 

@@ -1,4 +1,4 @@
-"""How linear is this model, and what is that worth? All studies of one model, on one page.
+"""Runs all studies of one model, and writes them on one page with a verdict on each claim.
 
     python -m experiments.report --model=gpt2-docs
 

@@ -1,4 +1,4 @@
-"""Which sub-modules can a linear map stand in for: attention, the feed-forward part, the layer norms, or whole blocks?
+"""Measures the cost of linear maps in place of attention, feed-forward, norms or whole blocks.
 
     python -m experiments.submodule_ablation --model=gpt2-docs
 

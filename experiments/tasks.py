@@ -1,4 +1,4 @@
-"""What is a model worth, whole or pruned, on text and on questions with given answers?
+"""Measures a model, whole or pruned, on text and on questions with given answers.
 
     python -m experiments.tasks --model=runs/prune-gpt2-docs/model --text=docs.txt --tasks=mine.jsonl
     python -m experiments.tasks --model=gpt2 --tasks=arc_easy,copa

@@ -1,4 +1,4 @@
-"""Does jmat compute what transformers computes?
+"""Compares a model of jmat with that of transformers, site by site.
 
     python -m experiments.verify --model=gpt2-docs
 

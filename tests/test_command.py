@@ -1,7 +1,9 @@
 """The command `jmat`, and the help of experiments."""
 
 import contextlib
+import functools
 import io
+import os
 import pathlib
 import runpy
 import sys
@@ -10,6 +12,7 @@ import pytest
 
 from experiments import command
 from experiments.help import GROUPS, RARE
+from experiments.streams import CLOSED
 from jmat.data.corpus import fit_eval
 from tests.inside import call, loaded, text
 
@@ -19,9 +22,19 @@ SCRIPTS = {path.stem for path in pathlib.Path(command.__file__).parent.glob("*.p
 def said(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["jmat", *arguments])
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), ended(0):
         command.main()
     return printed.getvalue()
+
+
+@contextlib.contextmanager
+def ended(code):
+    """What stands inside returns, or exits with a code."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code != code:
+            raise
 
 
 def test_all_experiments_are_listed(monkeypatch):
@@ -30,8 +43,29 @@ def test_all_experiments_are_listed(monkeypatch):
     assert not {"common", "cli", "command", "help"} & listed.keys()
     shown = said(monkeypatch)
     assert shown == said(monkeypatch, "--help")
-    for name, question in listed.items():
-        assert f"  {name:18}  {question}\n" in shown
+    for name, description in listed.items():
+        assert f"  {name:18}  {description}\n" in shown
+
+
+def test_descriptions_begin_with_a_verb():
+    for name, description in command.experiments().items():
+        verb, *rest = description.split()
+        assert verb in ("Checks", "Compares", "Measures", "Runs", "Shows", "Trains"), name
+        assert len(rest) > 4, name
+        assert description.endswith("."), name
+        assert len(description) <= 100, name
+
+
+@pytest.mark.parametrize("arguments", [["jmat"], ["jmat", "--version"], ["experiments.layer_jump", "--help"]])
+def test_a_reader_that_leaves_ends_help_quietly(arguments, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "argv", arguments)
+    with open(write, "w") as stdout, contextlib.redirect_stdout(stdout), loaded("layer_jump") as script:
+        show = command.main if arguments[0] == "jmat" else functools.partial(script.cli.run, script.main)
+        with pytest.raises(SystemExit) as end:
+            show()
+    assert end.value.code == CLOSED
 
 
 def test_an_experiment_is_run_as_a_module(monkeypatch):

@@ -1,8 +1,6 @@
 """Linearity against the formulas of the paper in float64, and what is reported of it."""
 
-import ast
 import json
-import pathlib
 
 import jax
 import numpy as np
@@ -332,10 +330,3 @@ def test_script(tmp_path):
     assert "need --protocol=jmat" in said
     _, said = run("linearity", *on("gpt2", tmp_path / "no", revisions="steps/20"), code=1)
     assert "has no revision 'steps/20'" in said
-
-
-def test_docstring_opens_with_the_question_and_gives_the_command():
-    script = pathlib.Path(__file__).parent.parent / "experiments" / "linearity.py"
-    docstring = ast.get_docstring(ast.parse(script.read_text()))
-    assert "?" in docstring.split("\n\n")[0]
-    assert "python -m experiments.linearity" in docstring
