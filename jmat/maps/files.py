@@ -8,7 +8,6 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ import numpy as np
 import safetensors
 
 from jmat.maps.types import Linear
+from jmat.runtime.annotations import Fields
 from jmat.runtime.digests import model_hash
 from jmat.runtime.errors import in_one_line, readable_errors
 from jmat.runtime.files import save_together, write_tensors
@@ -61,7 +61,7 @@ def save_maps(
     folder: str | pathlib.Path,
     maps: Mapping[str, Linear],
     info: MapsInfo,
-    statistics: Mapping[str, Mapping[str, Any]] | None = None,
+    statistics: Mapping[str, Fields] | None = None,
 ) -> None:
     """Writes `maps.safetensors` and `maps.json` into an existing folder, whole or not at all.
 

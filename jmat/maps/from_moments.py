@@ -69,7 +69,7 @@ def fit(
 
 
 @jax.jit
-def _factor(A):
+def _factor(A: jax.Array) -> dict[str, jax.Array]:
     """X = Q R with R = diag(s) Vt diag(scale), as an SVD of the scaled X would give it; Q itself is never needed."""
     length = jnp.sqrt(jnp.diag(A))
     scale = jnp.where(length > 0, length, 1)
@@ -83,7 +83,9 @@ def _factor(A):
 
 
 @jax.jit
-def _solve(factors, B, total, ridge):
+def _solve(
+    factors: dict[str, jax.Array], B: jax.Array, total: jax.Array, ridge: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     s, Vt, scale, kept, R = (factors[name] for name in ("s", "Vt", "scale", "kept", "R"))
     with jax.default_matmul_precision("highest"):
         Q_Y = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)[:, None] * (Vt @ (B / scale[:, None]))
@@ -194,7 +196,7 @@ def linearity(
     n = check_pairs(moments, source, targets)
     if solution is None:
         _, solution = fit(moments, source, targets, intercept=True)
-    if solution.bias is None or solution.ridge:
+    if solution.bias is None or solution.residual is None or solution.ridge:
         raise ValueError("linearity is of an affine fit without ridge; this solution is of another kind.")
     scores, start = {}, 0
     x_total = _total(moments, source)

@@ -44,8 +44,9 @@ def fit_jumps(
         solved = [factors.solve(held[j], residual=False) for j in to]
         maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
         shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
-        bias = jnp.concatenate([solution.bias for solution in solved]) if intercept else None
-        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)
+        biases = [solution.bias for solution in solved if solution.bias is not None]
+        bias = jnp.concatenate(biases) if biases else None
+        solutions[i] = dataclasses.replace(solved[0], weights=shape, bias=bias)  # type: ignore[arg-type]
     return maps, solutions
 
 
@@ -72,5 +73,5 @@ def fit_jumps_to_moments(
         found, solution = fit(moments, streams[i], list(to.values()), intercept=intercept)
         maps |= {(i, j): found[site] for j, site in to.items()}
         shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
-        solutions[i] = dataclasses.replace(solution, weights=shape)
+        solutions[i] = dataclasses.replace(solution, weights=shape)  # type: ignore[arg-type]
     return maps, solutions

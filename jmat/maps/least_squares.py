@@ -19,16 +19,18 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from threadpoolctl import threadpool_limits
 
 from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
+from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import allows_float64, float64
 
 MOST_AT_ONCE = 8  # sources that `factorise_each` works on
@@ -54,12 +56,11 @@ class Solution:
         ridge: the penalty.
     """
 
-    # Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings or numpy arrays here.
-    weights: Any
-    bias: Any
-    rank: Any
-    condition: Any
-    residual: Any
+    weights: Leaf[Array | np.ndarray]
+    bias: Leaf[Array | np.ndarray | None]
+    rank: Leaf[Array | np.ndarray]
+    condition: Leaf[Array | np.ndarray | None]
+    residual: Leaf[Array | np.ndarray | None]
     n: int
     ridge: float
 
@@ -67,7 +68,8 @@ class Solution:
         """One sentence on how well X determines the map, and what was done if it does not."""
         rank, dimensions = int(self.rank), self.weights.shape[0]
         if rank == dimensions:
-            return f"full rank {dimensions} from {self.n} examples, condition number {float(self.condition):.1e}"
+            number = "" if self.condition is None else f", condition number {float(self.condition):.1e}"
+            return f"full rank {dimensions} from {self.n} examples{number}"
         few = self.n - (self.bias is not None) < dimensions  # a bias takes one example
         cause = "fewer examples than dimensions" if few else "linearly dependent input coordinates"
         remedy = f"ridge {self.ridge:g} makes it unique" if self.ridge else "the minimum-norm solution is used"
@@ -136,7 +138,18 @@ def factorise(
     return Factors(X, Q, R, mean, spectrum, rank, number, float(ridge) if ridge else None)
 
 
-def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: Any) -> Iterator["Factors"]:
+class Factorising(TypedDict, total=False):
+    """Holds the settings of `factorise`."""
+
+    intercept: bool
+    ridge: float | int
+    rcond: float | None
+    condition: bool
+
+
+def factorise_each(
+    sources: Sequence[Float[Array | np.ndarray, "N _"]], **settings: Unpack[Factorising]
+) -> Iterator["Factors"]:
     """`factorise` for several sources, in their order; takes its keywords.
 
     On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
@@ -144,9 +157,9 @@ def factorise_each(sources: Sequence[Float[Array | np.ndarray, "N _"]], **how: A
     """
     wide = allows_float64()  # a setting of this thread, which others do not inherit
 
-    def work(X: Any) -> Factors:
+    def work(X: Array | np.ndarray) -> Factors:
         with float64(wide):
-            return jax.block_until_ready(factorise(X, **how))
+            return jax.block_until_ready(factorise(X, **settings))
 
     workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
     for start in range(0, len(sources), workers):
@@ -172,14 +185,14 @@ class Factors:
         ridge: the penalty, or None.
     """
 
-    X: Any
-    Q: Any
-    R: Any
-    mean: Any
-    spectrum: Any
-    rank: Any
-    condition: Any
-    ridge: Any
+    X: Leaf[Array]
+    Q: Leaf[Array]
+    R: Leaf[Array]
+    mean: Leaf[Array | None]
+    spectrum: Leaf[tuple[Array, ...] | None]
+    rank: Leaf[Array]
+    condition: Leaf[Array | None]
+    ridge: Leaf[float | None]
 
     def solve(self, Y: Float[Array | np.ndarray, "N R"], *, residual: bool = True) -> Solution:
         """Returns the solution for targets Y; waits for no device where Y is on one.
@@ -220,14 +233,14 @@ class Factors:
         """
         return _projected(self.Q, self.spectrum, Y)
 
-    def _targets(self, Y: Any) -> Array:
+    def _targets(self, Y: Array | np.ndarray) -> Array:
         N = self.X.shape[0]
         if Y.ndim != 2 or Y.shape[0] != N or Y.shape[1] == 0:
             raise ValueError(f"expected Y [{N}, R], got {Y.shape}")
         return _on_device(Y, self.X.dtype) if isinstance(Y, jax.Array) else checked("Y", Y, self.X.dtype)
 
 
-def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: Any = jnp.float32) -> Array:
+def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: DTypeLike = jnp.float32) -> Array:
     """Returns the values on the device, in float64 if `dtype` is, else in float32; waits until they are looked at.
 
     Args:
@@ -255,7 +268,7 @@ def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: Any = jn
     return array
 
 
-def _on_device(values: Any, dtype: Any) -> Array:
+def _on_device(values: Array | np.ndarray, dtype: DTypeLike) -> Array:
     # Not jnp.asarray, which on a CPU copies what `jmat.capture.sweep` has laid out so that it need not be copied.
     wanted = jnp.float64 if dtype == jnp.float64 else jnp.float32
     return jax.device_put(values if values.dtype == wanted else jnp.asarray(values, wanted))
@@ -267,7 +280,7 @@ def _largest(values: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("intercept",))
-def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tuple[Any, ...]:
+def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tuple[Array, Array, Array | None, Array]:
     # The setting also reaches the products inside QR and SVD on accelerators.
     with jax.default_matmul_precision("highest"):
         mean = _mean(X) if intercept else None
@@ -289,11 +302,13 @@ def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
             weights = minimum_norm(B.astype(jnp.float64), *factors.spectrum).astype(B.dtype)
         else:
             weights = solve_triangular(factors.R, B)
-        return weights, None if mean is None else mean - matmul(factors.mean, weights)
+        if factors.mean is None or mean is None:
+            return weights, None
+        return weights, mean - matmul(factors.mean, weights)
 
 
 @jax.jit
-def _projected(Q: Array, spectrum: Any, Y: Array) -> Array:
+def _projected(Q: Array, spectrum: tuple[Array, ...] | None, Y: Array) -> Array:
     B = matmul(Q.T, Y)
     if spectrum is not None:  # what Q has beyond X's rank is rounding
         U, *_, kept = spectrum

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jmat.maps.types import Identity
+from jmat.models.sites import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shortcut(Mapping[str, Any]):
+class Shortcut(Mapping[str, Site]):
     """Replaces the blocks from layer `source` to layer `target` by one map of the stream.
 
     A shortcut is a mapping from the sites of these blocks to what stands in for them, so that it
@@ -27,13 +27,13 @@ class Shortcut(Mapping[str, Any]):
 
     source: int
     target: int
-    map: Any
+    map: Site
 
     def __post_init__(self) -> None:
         if not 0 <= self.source < self.target:
             raise ValueError(f"a shortcut goes from a layer to a later one; got {self.source} to {self.target}.")
 
-    def __getitem__(self, site: str) -> Any:
+    def __getitem__(self, site: str) -> Site:
         if site not in self._sites():
             raise KeyError(site)
         return self.map if site == f"block.{self.source}" else Identity()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jmat.models.edits import IgnoresInput, IgnoresPadding
+from jmat.runtime.annotations import Leaf
 
-# The array fields below are annotated Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings
-# or numpy arrays there.
+Values = TypeVar("Values", Array, np.ndarray)
 
 
 @jax.tree_util.register_dataclass
@@ -20,7 +20,7 @@ from jmat.models.edits import IgnoresInput, IgnoresPadding
 class Identity(IgnoresPadding):
     """`y = x`."""
 
-    def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array | np.ndarray, "*batch D"]:
+    def __call__(self, x: Float[Values, "*batch D"]) -> Float[Values, "*batch D"]:
         return x
 
 
@@ -29,15 +29,15 @@ class Identity(IgnoresPadding):
 class Linear(IgnoresPadding):
     """`y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`."""
 
-    W: Any
-    bias: Any = None
+    W: Leaf[Array | np.ndarray]
+    bias: Leaf[Array | np.ndarray | None] = None
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
         y = jnp.matmul(x, self.W.astype(x.dtype))
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
     @property
-    def weights(self) -> Any:
+    def weights(self) -> Array | np.ndarray:
         """Returns W [D, E]."""
         return self.W
 
@@ -50,7 +50,7 @@ class Constant(IgnoresInput):
     With the mean over examples it is mean ablation; with the activations of another run, activation patching.
     """
 
-    value: Any
+    value: Leaf[Array | np.ndarray]
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
         return jnp.broadcast_to(jnp.asarray(self.value).astype(x.dtype), (*x.shape[:-1], self.value.shape[-1]))

@@ -17,14 +17,16 @@ a block's index follow the block that the part belongs to, not the one that it s
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jmat.models.sites import Site, gather, is_square
+from jmat.runtime.annotations import Leaf, PyTree
 from jmat.runtime.errors import first_line
 
 
@@ -44,7 +46,7 @@ class Context(NamedTuple):
 class NeedsContext:
     """Marks a stand-in that is called as `site(x, context)`, all others being called as `site(x)`."""
 
-    def __call__(self, x: Any, context: Any) -> Any:
+    def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         """Returns what stands in for the part's output."""
         raise NotImplementedError
 
@@ -80,29 +82,23 @@ class Edit:
     were when it was first used. With a plain function, every length of the rows is a program of its own.
     """
 
-    def __init__(self, f: Callable[[jax.Array], jax.Array]):
-        is_tree = not jax.tree_util.all_leaves([f])
-        self._tree: Any = f if is_tree else None  # in tracing, a pytree's leaves can be anything
-        self._function: Callable[..., jax.Array] | None = None if is_tree else f
+    def __init__(self, f: Site):
+        self.f: Leaf[Site] = f
+        self._is_tree = not jax.tree_util.all_leaves([f])
 
     def __call__(self, y: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
         return self.f(y)
 
-    @property
-    def f(self) -> Any:
-        """The function, or the pytree."""
-        return self._tree if self._function is None else self._function
-
     def __repr__(self) -> str:
         return f"Edit({self.f!r})"
 
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self._tree,), self._function
+    def tree_flatten(self) -> tuple[tuple[PyTree], PyTree]:
+        return ((self.f,), None) if self._is_tree else ((None,), self.f)
 
     @classmethod
-    def tree_unflatten(cls, function: Any, children: tuple[Any]) -> "Edit":
+    def tree_unflatten(cls, function: PyTree, children: tuple[PyTree]) -> "Edit":
         edit = object.__new__(cls)
-        (edit._tree,), edit._function = children, function
+        edit.f, edit._is_tree = children[0] if function is None else function, function is None
         return edit
 
 
@@ -111,7 +107,7 @@ class Edit:
 class Add:
     """Computes the part, then adds `value` to its output: [D], or any shape that broadcasts to the output's."""
 
-    value: Any  # an array; a pytree's leaves can be anything
+    value: Leaf[Array | np.ndarray]
 
     def __call__(self, y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return y + jnp.asarray(self.value).astype(y.dtype)
@@ -122,7 +118,7 @@ class Add:
 class Scale:
     """Computes the part, then multiplies its output by `factor`: a number, [D], or what broadcasts to the output."""
 
-    factor: Any  # a number or an array; a pytree's leaves can be anything
+    factor: Leaf[float | Array | np.ndarray]
 
     def __call__(self, y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return y * jnp.asarray(self.factor).astype(y.dtype)
@@ -144,8 +140,8 @@ class At:
     Positions that are a `jax.Array` are not checked: those outside the text change nothing.
     """
 
-    positions: Any  # a pytree's leaves can be anything
-    site: Any
+    positions: Leaf[int | Sequence[int] | Array | np.ndarray]
+    site: Leaf[Site]
 
     def __post_init__(self):
         if isinstance(self.positions, Sequence):
@@ -157,15 +153,15 @@ class At:
         Positions are columns of the rows here, [B] or [B, P]: `jmat.run` has counted them in the texts. Those past a
         row's end change nothing. `x` is the input of the part that computed y.
         """
-        axis, columns, site = 2 if is_square(name) else 1, self.positions, self.site
+        axis, columns, site = 2 if is_square(name) else 1, jnp.asarray(self.positions), self.site
         inside = jnp.minimum(columns, y.shape[axis] - 1)
         before = gather(y, inside, axis=axis)
         if isinstance(site, NeedsContext):  # looks at all tokens
-            value = gather(_checked(name, site, site(x, context), y.shape, x), inside, axis=axis)
+            value = gather(_checked(name, site, _in_context(site, x, context), y.shape, x), inside, axis=axis)
         else:
             input_axis = 2 if name.endswith("attn.pattern") else 1  # a pattern is made of scores
             seen = before if is_edit(site) else gather(x, inside, axis=input_axis)
-            value = _checked(name, site, _change(site, before, seen, before.shape, context), before.shape, seen)
+            value = _checked(name, site, _change(site, seen, before.shape, context), before.shape, seen)
         rows = jnp.arange(len(y)) if columns.ndim == 1 else jnp.arange(len(y))[:, None]
         changed = jnp.moveaxis(y, axis, 1).at[rows, columns].set(value.astype(y.dtype), mode="drop")
         return jnp.moveaxis(changed, 1, axis)
@@ -184,8 +180,8 @@ class OfBlock(NeedsContext, IgnoresPadding):
     with such attention, say it: `OfBlock(other.blocks[3].attn, 3)`.
     """
 
-    part: Any
-    layer: Any
+    part: Leaf[Site]
+    layer: Leaf[int | Array | np.ndarray | np.integer]
 
     def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         return self.part(x, context._replace(layer=jnp.asarray(self.layer, jnp.int32)))
@@ -194,7 +190,7 @@ class OfBlock(NeedsContext, IgnoresPadding):
 # --- checks, on the host ----------------------------------------------------------------------------------------------
 
 
-def check_site(name: str, site: Any) -> None:
+def check_site(name: str, site: object) -> None:
     """Raises ValueError for what is no callable pytree: a bare function would be traced each time."""
     if isinstance(site, At):
         if isinstance(site.site, At):
@@ -236,8 +232,8 @@ def apply_site(
     site: Site,
     part: Callable[[], jax.Array],
     x: jax.Array,
-    shape: tuple[Any, ...],
-    dtype: Any,
+    shape: tuple[int | None, ...],
+    dtype: DTypeLike,
     context: Context | None,
 ) -> jax.Array:
     """Returns the value of a site as an edit or a stand-in has it.
@@ -254,28 +250,34 @@ def apply_site(
     Raises:
       ValueError: the site does not take what it gets, or returns another shape.
     """
-    y: Any = part() if is_edit(site) else None
+    seen = part() if is_edit(site) else x
     try:
         if isinstance(site, At):
-            return site(y, x, context, name)
-        value = _change(site, y, x, shape, context)
+            return site(seen, x, context, name)
+        value = _change(site, seen, shape, context)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _refusal(name, site, x if y is None else y, error) from error
-    return _checked(name, site, value, shape, x if y is None else y).astype(dtype)
+        raise _refusal(name, site, seen, error) from error
+    return _checked(name, site, value, shape, seen).astype(dtype)
 
 
-def _change(site: Any, y: Any, x: jax.Array, shape: tuple[Any, ...], context: Context | None) -> jax.Array:
-    """Returns what an edit makes of y, or what a stand-in makes of x."""
+def _change(site: Site, seen: jax.Array, shape: tuple[int | None, ...], context: Context | None) -> jax.Array:
+    """Returns what an edit makes of the part's output, or what a stand-in makes of the part's input."""
     if isinstance(site, Edit) and isinstance(site.f, NeedsContext):
-        return site.f(y, context)
-    if isinstance(site, EDITS):
-        return site(y)
+        return _in_context(site.f, seen, context)
     if isinstance(site, IgnoresInput):
         return site.fill(shape)
-    return site(x, context) if isinstance(site, NeedsContext) else site(x)
+    return _in_context(site, seen, context) if isinstance(site, NeedsContext) else site(seen)
 
 
-def _checked(name: str, site: Site, value: Any, shape: tuple[int | None, ...], x: jax.Array) -> jax.Array:
+def _in_context(site: NeedsContext, x: jax.Array, context: Context | None) -> jax.Array:
+    if context is None:
+        raise ValueError("it looks at other tokens, which is possible inside blocks only")
+    return site(x, context)
+
+
+def _checked(
+    name: str, site: Site, value: jax.Array | np.ndarray, shape: tuple[int | None, ...], x: jax.Array
+) -> jax.Array:
     """Returns the value. Raises ValueError for no floats, or another shape than the output's (None: any size)."""
     found = np.shape(value)
     expected = tuple(found[-1] if size is None and found else size for size in shape)

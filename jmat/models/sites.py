@@ -51,7 +51,6 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ _CHANGEABLE = (*SUBMODULES, *_INSIDE)
 _READABLE = (*_CHANGEABLE, "mid", *(f"{name}.in" for name in SUBMODULES))
 
 # What stands in for a part, or edits its output: see `jmat.models.edits`.
-Site = Callable[..., Any]
+Site = Callable[..., jax.Array]
 
 
 @functools.cache

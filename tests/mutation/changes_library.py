@@ -1335,8 +1335,8 @@ CHANGES = [
     ),
     Change(
         "jmat/maps/least_squares.py",
-        "None if mean is None else mean - matmul(factors.mean, weights)",
-        "None if mean is None else mean",
+        "return weights, mean - matmul(factors.mean, weights)",
+        "return weights, mean",
         "bias is the targets' mean",
         "test_jumps.py",
     ),
