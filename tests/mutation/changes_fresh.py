@@ -632,13 +632,6 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/runtime/checkpoints.py",
-        "for step in sorted(manager.all_steps())[-count:]]",
-        "for step in sorted(manager.all_steps())[:count]]",
-        "the mean is of the first checkpoints",
-        "test_pretrain.py test_snapshots.py",
-    ),
-    Change(
         "jmat/data/encoding.py",
         "own = own[-room:] if keep_end else own[:room]",
         "own = own[:room]",

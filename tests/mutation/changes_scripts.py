@@ -390,13 +390,6 @@ CHANGES = [
     ),
     # --- prune, probe and cross_corpus --------------------------------------------------------------------------------
     Change(
-        "jmat/studies/prune/plans.py",
-        "solution = lstsq(source, target, intercept=options.intercept, ridge=options.ridge)",
-        "solution = lstsq(source, target, ridge=options.ridge)",
-        "--intercept does nothing",
-        _REST,
-    ),
-    Change(
         "jmat/studies/prune/study.py",
         "whole_sentences(subject.examples.eval, subject.mask_token)",
         "whole_sentences(subject.examples.fit, subject.mask_token)",
@@ -655,13 +648,6 @@ CHANGES = [
         "if sites[-1].difference <= TOLERANCE else",
         "if sites[0].difference <= TOLERANCE else",
         "MATCH by the first site",
-        _MEASURES,
-    ),
-    Change(
-        "jmat/studies/verify/report.py",
-        "(right - right.mean(-1, keepdims=True)).std()",
-        "right.std()",
-        "unit of the logits",
         _MEASURES,
     ),
     Change(
