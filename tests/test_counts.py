@@ -122,10 +122,10 @@ def test_sizes_by_default_double_up_to_all_examples(available, last):
 
 def test_a_mean_over_layers_has_no_value_where_a_layer_has_none():
     label = {"map": "mat", "fit_corpus": "a", "eval_corpus": "b", "n_fit": 9}
-    values = {"r2": [0.5, None, 0.25], "surprisal": [1.0, 3.0, 5.0], "kl": [None, None, None]}
+    values = {"r2": [0.5, None, 0.25], "surprisal": [1.0, 3.0, 8.0], "kl": [None, None, None]}
     rows = [{**label, "metric": metric, "value": value} for metric in values for value in values[metric]]
     found = {row["metric"]: row["value"] for row in over_layers(rows)}
-    assert found == {"r2": None, "surprisal": 3.0, "kl": None}
+    assert found == {"r2": None, "surprisal": 4.0, "kl": None}
 
 
 def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
