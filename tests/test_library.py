@@ -20,7 +20,7 @@ from jmat.data.sampling import make_examples
 from jmat.models.family import check_model
 from jmat.report.results import read_results
 from jmat.studies import layer_jump
-from jmat.studies.settings import read_subject
+from jmat.studies.settings import Settings, read_subject
 from tests.inside import text
 from tests.test_reference import REFERENCE
 
@@ -277,7 +277,7 @@ def test_a_study_is_a_call(loaded, texts, tmp_path):
 
 def test_a_study_divides_texts_as_a_corpus_file_is_divided(loaded, texts):
     model, tokenizer = loaded
-    examples = read_subject(model, [*texts, texts[0]], tokenizer, seed=4).examples
+    examples = read_subject(model, [*texts, texts[0]], tokenizer, Settings(seed=4)).examples
     size = {"max_length": model.config.num_positions, "masked": False}
     expected = make_examples(*divide(texts, 3, 1), tokenizer, protocol="din2023", seed=4, **size)
     assert fingerprint(examples) == fingerprint(expected)

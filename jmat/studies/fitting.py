@@ -1,23 +1,20 @@
 """Fits maps from layer to layer: chooses the tokens, and whether activations are stored for it."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from numpy import ndarray
 
-from jmat.capture.activations import capture
-from jmat.capture.moments import Moments
 from jmat.capture.snapshots import Snapshots
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.checkpoint import parameters
 from jmat.data.batches import Batch
-from jmat.data.examples import Split, mask_positions
+from jmat.data.examples import Examples, Split
 from jmat.data.sampling import PROTOCOLS, skipped_tokens
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.maps.least_squares import Solution
@@ -82,12 +79,12 @@ class FitSettings(ReadingSettings):
         check_choice("route", self.route, ROUTES)
 
 
-def as_read(subject: Subject, split: Split, tokens: str) -> Split:
+def as_read(subject: Subject, tokens: str) -> Examples:
     """Returns the sentences as the model reads them.
 
     A masked model reads `sampled` positions under the mask, and `all` tokens unmasked.
     """
-    return mask_positions(split, subject.mask_token) if tokens == "sampled" else split
+    return subject.as_read if tokens == "sampled" else subject.examples
 
 
 def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> Bool[ndarray, " total"]:
@@ -147,12 +144,18 @@ def fit_layers(
     Returns:
       Maps by source and target layer, and the number of tokens that they were fitted on.
     """
-    statistics = _read_statistics(subject, settings, targets)
+    L, split = subject.model.config.layers, as_read(subject, settings.fit_tokens).fit
     how: dict[str, Any] = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
-    if isinstance(statistics, Moments):
-        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **how)
+    if _route(subject, settings, targets) == "streaming":
+        batches = sentence_batches(subject, split, settings.fit_tokens, settings)
+        bar, kept = subject.bar("read fit"), snapshots(subject, settings)
+        moments = stream_moments(subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar)
+        maps, solutions = fit_jumps_to_moments(moments, L, **how)
     else:
-        maps, solutions = fit_jumps(statistics, **how)
+        if settings.fit_tokens == "all":
+            split = split.with_examples(tokens_read(subject, split, "all", settings))
+        streams = subject.capture(split, stream_sites(L), progress=subject.bar("capture fit"))
+        maps, solutions = fit_jumps(list(streams.values()), **how)
     announce_ranks(subject, solutions)
     return maps, solutions[0].n
 
@@ -162,47 +165,6 @@ def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
     for layer, solution in solutions.items():
         if int(solution.rank) < solution.weights.shape[0]:
             subject.announce(f"layer {layer}: {solution.describe()}")
-
-
-def _read_statistics(subject: Subject, settings: FitSettings, targets: str) -> Moments | list[Float[ndarray, "N D"]]:
-    """Returns the activations h_0 .. h_L of the fit tokens, or their moments. All hosts take part."""
-    model, split, tokens = subject.model, subject.examples.fit, settings.fit_tokens
-    sites = stream_sites(model.config.layers)
-    if _route(subject, settings, targets) == "streaming":
-        batches = sentence_batches(subject, as_read(subject, split, tokens), tokens, settings)
-        pairs = jump_pairs(model.config.layers, targets=targets)
-        kept = snapshots(subject, settings)
-        return stream_moments(model, batches, pairs, snapshots=kept, progress=subject.bar("read fit"))
-    if tokens == "sampled":
-        return list(read_sites(subject, split, sites, settings, "fit").values())
-    every_token = split.with_examples(tokens_read(subject, split, tokens, settings))  # read unmasked
-    return list(_capture(subject, every_token, sites, settings, "fit").values())
-
-
-def read_sites(
-    subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
-) -> dict[str, Float[ndarray, "N _"]]:
-    """Returns activations at the examples of a split by site, of a masked model under the mask.
-
-    `name` stands on the progress bar.
-    """
-    return _capture(subject, mask_positions(split, subject.mask_token), keep, settings, name)
-
-
-def read_both(
-    subject: Subject, keep: Collection[str], settings: Settings
-) -> tuple[dict[str, Float[ndarray, "N _"]], dict[str, Float[ndarray, "M _"]]]:
-    """Returns activations at the examples to fit on and at those to evaluate on, as `read_sites` does."""
-    fit, held_out = (read_sites(subject, split, keep, settings, name) for name, split in subject.splits)
-    return fit, held_out
-
-
-def _capture(
-    subject: Subject, split: Split, keep: Collection[str], settings: Settings, name: str
-) -> dict[str, Float[ndarray, "N _"]]:
-    read = functools.partial(capture, subject.model) if subject.shared is None else subject.shared.read
-    size = settings.tokens_per_batch or usual_batch()
-    return read(split, tuple(keep), tokens_per_batch=size, progress=subject.bar(f"capture {name}"))
 
 
 def _route(subject: Subject, settings: FitSettings, targets: str) -> str:

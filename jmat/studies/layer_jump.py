@@ -26,7 +26,7 @@ from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import check_choice
 from jmat.studies.evaluation import evaluate, metric_rows
-from jmat.studies.fitting import FitSettings, fit_layers, read_sites
+from jmat.studies.fitting import FitSettings, fit_layers
 from jmat.studies.settings import Say, read_subject, report
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
@@ -74,10 +74,12 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
     maps, n = fit_layers(subject, options, targets=options.targets)
-    streams = list(read_sites(subject, held_out, stream_sites(L), options, "eval").values())
+    streams = list(
+        subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")).values()
+    )
     shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     predictions = Predictions()

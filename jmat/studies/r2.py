@@ -28,7 +28,7 @@ from jmat.report.plots import plot_r2
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.progress import track
-from jmat.studies.fitting import FitSettings, fit_layers, read_sites
+from jmat.studies.fitting import FitSettings, fit_layers
 from jmat.studies.settings import Say, read_subject, report
 
 FIGURE = "r2.png"
@@ -56,10 +56,11 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
     held_out = subject.examples.eval
     maps, n = fit_layers(subject, options)
-    streams = list(read_sites(subject, held_out, stream_sites(model.config.layers), options, "eval").values())
+    sites = stream_sites(model.config.layers)
+    streams = list(subject.capture(subject.as_read.eval, sites, progress=subject.bar("capture eval")).values())
     drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
     rows = r2_rows(streams, maps, drawn, progress=subject.bar("evaluate"))
     named = {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}

@@ -5,13 +5,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jmat.capture.activations import check_examples
+from jaxtyping import Float
+from numpy import ndarray
+
+from jmat.capture.activations import capture, check_examples
 from jmat.capture.reading import mask_token_of
 from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import divide
 from jmat.data.encoding import Tokenizer
-from jmat.data.examples import Examples, Split, fingerprint
+from jmat.data.examples import Examples, Split, fingerprint, mask_positions
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
 from jmat.maps.files import MapsInfo
@@ -64,6 +67,7 @@ class Subject:
       mask_token: id that hides a position when a masked model is read there; None for a causal model.
       say: prints what happens now; None where the study is quiet.
       shared: activations that other studies of the model read, too; None where this one is alone.
+      tokens_per_batch: padded tokens in one forward pass; None: `jmat.runtime.mesh.usual_batch`.
     """
 
     model: Transformer
@@ -72,6 +76,7 @@ class Subject:
     mask_token: int | None = None
     say: Say | None = None
     shared: SharedActivations | None = None
+    tokens_per_batch: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for shared activations of another model."""
@@ -82,6 +87,27 @@ class Subject:
     def model_hash(self) -> str:
         """Returns the fingerprint of the model's weights; they are read at the first use."""
         return model_hash(parameters(self.model))
+
+    @functools.cached_property
+    def as_read(self) -> Examples:
+        """Returns the examples as the model reads them: those of a masked model under its mask."""
+        return Examples(*(mask_positions(split, self.mask_token) for _, split in self.splits))
+
+    @property
+    def capture(self) -> Callable[..., dict[str, Float[ndarray, "N _"]]]:
+        """Returns `jmat.capture` of the model: a function of a split, `keep`, and `progress`.
+
+        Where activations are shared, it is the function that reads those.
+        """
+        read = functools.partial(capture, self.model) if self.shared is None else self.shared.read
+        return functools.partial(read, tokens_per_batch=self.tokens_per_batch)
+
+    def capture_both(
+        self, keep: Sequence[str]
+    ) -> tuple[dict[str, Float[ndarray, "N _"]], dict[str, Float[ndarray, "M _"]]]:
+        """Returns activations at the examples to fit on and at those to evaluate on, by site."""
+        fit = self.capture(self.as_read.fit, keep, progress=self.bar("capture fit"))
+        return fit, self.capture(self.as_read.eval, keep, progress=self.bar("capture eval"))
 
     @property
     def splits(self) -> tuple[tuple[str, Split], tuple[str, Split]]:
@@ -107,8 +133,8 @@ def read_subject(
     model: Transformer,
     examples: Examples | Sequence[str],
     tokenizer: Tokenizer | None = None,
+    options: Settings = Settings(),
     *,
-    seed: int = 0,
     needs_head: bool = True,
     say: Say | None = None,
     shared: SharedActivations | None = None,
@@ -119,7 +145,7 @@ def read_subject(
       model: as `jmat.load` returns it.
       examples: examples, or texts, of which a hash decides which quarter is evaluated on.
       tokenizer: reads texts, and knows the mask of a masked model.
-      seed: draws the position that is read in each text.
+      options: the study's settings; the seed draws the position that is read in each text.
       needs_head: refuse a model without a language-model head.
       say: prints what happens now; None: nothing is printed, and there are no progress bars.
       shared: activations that several studies of the model read; None: this study reads its own.
@@ -133,9 +159,9 @@ def read_subject(
         check_head(model)
     mask_token = mask_token_of(model, tokenizer)
     if not isinstance(examples, Examples):
-        examples = _examples_of(examples, model, tokenizer, seed)
+        examples = _examples_of(examples, model, tokenizer, options.seed)
     check_examples(examples, model.config)
-    return Subject(model, examples, tokenizer, mask_token, say, shared)
+    return Subject(model, examples, tokenizer, mask_token, say, shared, options.tokens_per_batch)
 
 
 def check_head(model: Transformer) -> None:

@@ -120,8 +120,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/fitting.py",
-        "subject.model, subject.examples.fit, settings.fit_tokens",
-        'subject.model, subject.examples.fit, "sampled"',
+        "subject.model.config.layers, as_read(subject, settings.fit_tokens).fit",
+        'subject.model.config.layers, as_read(subject, "sampled").fit',
         "--fit_tokens does nothing",
         _JUMPS,
     ),
@@ -298,8 +298,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/study.py",
-        "subject.examples.fit, stream",
-        "subject.examples.eval, stream",
+        "subject.capture(subject.as_read.fit, sites",
+        "subject.capture(subject.as_read.eval, sites",
         "maps fitted on the evaluation examples",
         _EXIT,
     ),
@@ -376,8 +376,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/study.py",
-        "read_sites(subject, subject.examples.eval,",
-        "read_sites(subject, subject.examples.fit,",
+        "subject.capture(subject.as_read.eval,",
+        "subject.capture(subject.as_read.fit,",
         "dimension of the fit examples",
         _LINEARITY,
     ),

@@ -18,7 +18,6 @@ from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import chosen_layers
 from jmat.studies.cross_corpus.plots import plot_learning_curve, plot_pairs
 from jmat.studies.cross_corpus.rows import Fit, Streams, check_sizes, cross_rows, fit_sizes, over_layers
-from jmat.studies.fitting import read_sites
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
 
 PAIRS, CURVES = "pairs.png", "learning_curve.png"
@@ -79,9 +78,7 @@ def run(
     layers = [*(layer for layer in chosen_layers(options.layers, L) if layer < L), L]
     if not corpora:
         raise ValueError("there is no corpus to fit on; give a dict from names to examples or texts.")
-    subjects = {
-        name: read_subject(model, examples, tokenizer, seed=options.seed, say=say) for name, examples in corpora.items()
-    }
+    subjects = {name: read_subject(model, examples, tokenizer, options, say=say) for name, examples in corpora.items()}
     smallest = min(subject.examples.fit.num_examples for subject in subjects.values())
     sizes = check_sizes([int(size) for size in options.sizes], smallest)
     fits: list[Fit] = []
@@ -106,7 +103,9 @@ def run(
 def _read(subject: Subject, part: str, layers: Sequence[int], options: Options) -> Streams:
     """Returns h_layer of the examples of one part, by layer."""
     sites = {layer: stream_sites(subject.model.config.layers)[layer] for layer in layers}
-    acts = read_sites(subject, dict(subject.splits)[part], tuple(sites.values()), options, part)
+    acts = subject.capture(
+        getattr(subject.as_read, part), tuple(sites.values()), progress=subject.bar(f"capture {part}")
+    )
     return {layer: acts[site] for layer, site in sites.items()}
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
-from jmat.data.examples import Examples, mask_positions
+from jmat.data.examples import Examples
 from jmat.data.sampling import PROTOCOLS
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
@@ -29,7 +29,7 @@ from jmat.runtime import hosts
 from jmat.runtime.checks import check_choice, check_share, check_whole
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate
-from jmat.studies.fitting import announce_ranks, read_both
+from jmat.studies.fitting import announce_ranks
 from jmat.studies.settings import Say, Settings, read_subject, report
 
 FIGURE = "early_exit.png"
@@ -96,12 +96,12 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, split, every = model.config.layers, subject.examples.eval, options.check_every
     if every >= L:
         subject.announce(f"with --check_every={every} the cheap check never looks: the model has {L} blocks")
     sites = stream_sites(L)
-    fit, held_out = read_both(subject, sites, options)
+    fit, held_out = subject.capture_both(sites)
     streams = [fit[site] for site in sites]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
     announce_ranks(subject, solutions)
@@ -122,7 +122,7 @@ def run(
     remarks = []
     if options.timing_examples:
         subject.announce("timing passes that stop")
-        sample = mask_positions(split, subject.mask_token), min(options.timing_examples, split.num_examples)
+        sample = subject.as_read.eval, min(options.timing_examples, split.num_examples)
         rows += timing_rows(model, maps["mat"], words, every, outcomes, sample, options.protocol)
         remarks += [_machine()] if hosts.is_first() else []
     named = {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}

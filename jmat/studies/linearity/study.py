@@ -19,7 +19,7 @@ from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
-from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, read_sites, sentence_batches, snapshots
+from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import plots
 from jmat.studies.linearity import report as rows_of
 from jmat.studies.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
@@ -80,16 +80,16 @@ def run(
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`; a model of another shape.
     """
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
     others = {f"revision-{k}": (name, other) for k, (name, other) in enumerate((revisions or {}).items())}
     if against is not None:
         others["against"] = (against.name or "the other model", against)
     for name, other in others.values():
         check_comparable(model, name, other)
         check_examples(subject.examples, other.config)
-    L, held_out = model.config.layers, as_read(subject, subject.examples.eval, options.tokens)
+    L, texts = model.config.layers, as_read(subject, options.tokens)
+    fit, held_out = texts.fit, texts.eval
     labels: Labels = step_pairs(L, all_pairs=options.all_pairs) | (part_pairs(L) if options.parts else {})
-    fit = as_read(subject, subject.examples.fit, options.tokens)
     batches = (
         sentence_batches(subject, fit, options.tokens, options),
         sentence_batches(subject, held_out, options.tokens, options),
@@ -106,7 +106,7 @@ def run(
     rows = rows_of.linearity_rows(found, labels, figures) + rows_of.error_rows(found, labels)
     rows += rows_of.token_rows(found, held_out, labels, _decoder(tokenizer))
     if options.intrinsic_dimension:
-        streams = read_sites(subject, subject.examples.eval, stream_sites(L), options, "eval")
+        streams = subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval"))
         rows += rows_of.dimension_rows(streams.values())
     for kept, (name, other) in others.items():
         found, values = measured(kept, f"{name}: ", other)

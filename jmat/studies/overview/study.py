@@ -131,7 +131,7 @@ def run(
     """
     reasons = {name: reason_against(name, model, tokenizer, options) for name in STUDIES}
     skipped = {name: reason for name, reason in reasons.items() if reason is not None}
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
+    subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say)
     shared = SharedActivations(model)
     done: dict[str, Finished] = {}
     failures: dict[str, str] = {}

@@ -27,7 +27,7 @@ from jmat.report.tables import Row
 from jmat.runtime.checks import check_whole, chosen_layers
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
-from jmat.studies.fitting import announce_ranks, read_sites
+from jmat.studies.fitting import announce_ranks
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import Peek, all_positions, check_top, format_peek, peek, peek_rows
 from jmat.studies.settings import Say, Settings, check_head, read_subject
@@ -207,11 +207,10 @@ def _fitted_maps(
     shared: SharedActivations | None,
 ) -> tuple[dict[int, Linear], dict[str, str]]:
     """Returns new maps from every layer to the final one, and what results.json says of the text."""
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
-    streams = list(
-        read_sites(subject, subject.examples.fit, stream_sites(model.config.layers), options, "fit").values()
-    )
+    sites = stream_sites(model.config.layers)
+    streams = list(subject.capture(subject.as_read.fit, sites, progress=subject.bar("capture fit")).values())
     maps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
     announce_ranks(subject, solutions)
     return {layer: linear for (layer, _), linear in maps.items()}, text

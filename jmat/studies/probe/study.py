@@ -23,7 +23,6 @@ from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
 from jmat.report.tables import Row, format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
-from jmat.studies.fitting import read_both
 from jmat.studies.probe.classifiers import CLASSIFIERS, check_labels, probe_rows
 from jmat.studies.probe.labels import labelled_examples, token_classes
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
@@ -133,12 +132,14 @@ def _read(
         size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": options.seed}
         examples, kinds = labelled_examples(shared, labels, tokenizer, **size)
         check_examples(examples, model.config)
-        subject = Subject(model, examples, tokenizer, say=say)  # without a mask: nothing is predicted, [CLS] is read
+        subject = Subject(
+            model, examples, tokenizer, say=say, tokens_per_batch=options.tokens_per_batch
+        )  # without a mask: nothing is predicted, [CLS] is read
         fit, held_out = (split.num_examples for _, split in subject.splits)
         subject.announce(f"{fit} labelled texts to fit on, {held_out} to evaluate on")
     else:
         examples = shared if examples is None else examples
-        subject = read_subject(model, examples, tokenizer, seed=options.seed, needs_head=False, say=say)
+        subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say)
         splits = dict(subject.splits)
         kinds = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
     check_labels(kinds["fit"])
@@ -148,7 +149,7 @@ def _read(
 def _probe(subject: Subject, labels: Labels, options: Options) -> list[dict[str, Any]]:
     """Returns the rows of one model."""
     sites = stream_sites(subject.model.config.layers)
-    fit, held_out = (dict(enumerate(acts.values())) for acts in read_both(subject, sites, options))
+    fit, held_out = (dict(enumerate(acts.values())) for acts in subject.capture_both(sites))
     how: dict[str, Any] = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
     return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **how)
 

@@ -21,7 +21,6 @@ from jmat.report.names import model_name
 from jmat.report.results import Results, ignore_message
 from jmat.report.tables import Row, format_table
 from jmat.runtime.mesh import usual_batch
-from jmat.studies.fitting import read_sites
 from jmat.studies.prune.options import Options
 from jmat.studies.prune.plans import Pruned, Scored, Teacher, block_scores, prune
 from jmat.studies.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
@@ -94,10 +93,12 @@ def run(
         failed.
     """
     options.check(model.config)
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     size = options.tokens_per_batch or usual_batch()
     text = whole_sentences(subject.examples.eval, subject.mask_token)
-    streams = read_sites(subject, subject.examples.fit, stream_sites(model.config.layers), options, "fit")
+    streams = subject.capture(
+        subject.as_read.fit, stream_sites(model.config.layers), progress=subject.bar("capture fit")
+    )
     whole = Teacher(model, subject.examples.fit, list(streams.values()), subject.mask_token, size)
     scores = block_scores(whole, options)
     pruned, failures = {}, []

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
-from jmat.data.examples import Examples, mask_positions, target_tokens
+from jmat.data.examples import Examples, target_tokens
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
@@ -28,7 +28,6 @@ from jmat.runtime.checks import check_choice, chosen, chosen_layers
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows
-from jmat.studies.fitting import read_both
 from jmat.studies.r2 import resamples
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
 from jmat.studies.submodules.ablation import ABLATIONS, PartMaps, ablate, fit_parts, part_r2_rows, part_sites
@@ -97,11 +96,11 @@ def run(
     """
     layers = chosen_layers(options.layers, model.config.layers)
     names = chosen("maps", options.maps, MAPS)
-    subject = read_subject(model, examples, tokenizer, seed=options.seed, say=say, shared=shared)
+    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
-    fit, acts = read_both(subject, keep, options)
+    fit, acts = subject.capture_both(keep)
     part_maps = fit_parts(fit, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts"))
     shortcuts = _stand_ins(subject, options, names, layers, fit, part_maps)
     jumps, _ = fit_jumps(
@@ -130,7 +129,7 @@ def _stand_ins(
 ) -> dict[tuple[str, int], tuple[Any, Any]]:
     """Returns (map, layer) → stand-in for h_L of the held-out examples, with the identity to read it by."""
     model = subject.model
-    seen = Examples(*(mask_positions(split, subject.mask_token) for _, split in subject.splits))
+    seen = subject.as_read
     size: dict[str, Any] = {"tokens_per_batch": options.tokens_per_batch or usual_batch()}
     fitting: dict[str, Any] = {**size, "intercept": options.intercept}
     plans: dict[str, dict[int, PartMaps]] = {name: {} for name in names if name != "mat"}
