@@ -24,6 +24,7 @@ def blocks(page, language):
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 QUICK = ("add_study.md",)  # pages that take less than two seconds
+EXTRAS = {"recipes/lm_eval.md": pytest.mark.lm_eval}  # pages that need an extra which the tests do not have
 
 
 @functools.cache
@@ -35,7 +36,8 @@ LOAD = jmat.load
 
 
 @pytest.mark.parametrize(
-    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in WITH_PYTHON]
+    "page",
+    [page if page in QUICK else pytest.param(page, marks=EXTRAS.get(page, pytest.mark.slow)) for page in WITH_PYTHON],
 )
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     """All blocks of a page, one after another, in an empty folder."""

@@ -64,8 +64,8 @@ def read_by_text_rows(tokenizer, lines, positions, monkeypatch):
 
 
 def encode_choice(tokenizer, prompt, choice, limit):
-    return jmat.studies.tasks.scoring._encode(
-        tokenizer, prompt, choice, limit, encoding.special_tokens(tokenizer, masked=False)
+    return jmat.studies.tasks.scoring.continued(
+        tokenizer, prompt, f" {choice}", limit, encoding.special_tokens(tokenizer, masked=False)
     )
 
 

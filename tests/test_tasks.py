@@ -73,13 +73,13 @@ def test_a_long_prompt_loses_its_beginning(loaded):
     prompt, choice = "one two three four five six", "seven"
     whole = tokenizer(f"{prompt} {choice}")["input_ids"]
     alone = tokenizer(prompt)["input_ids"]
-    passage = tasks._encode(tokenizer, prompt, choice, len(whole) - 2, SpecialTokens())
+    passage = tasks.continued(tokenizer, prompt, f" {choice}", len(whole) - 2, SpecialTokens())
     assert passage.tokens.tolist() == whole[2:]
     assert passage.scored_from == len(alone) - 2
     with pytest.raises(
         ValueError, match=f"the choice 'seven'… has .* tokens; the model reads {len(whole) - len(alone)}"
     ):
-        tasks._encode(tokenizer, prompt, choice, len(whole) - len(alone), SpecialTokens())
+        tasks.continued(tokenizer, prompt, f" {choice}", len(whole) - len(alone), SpecialTokens())
 
 
 def test_a_choice_that_is_too_long_is_told_before_anything_is_computed(loaded, monkeypatch):

@@ -13,13 +13,13 @@ LM Evaluation Harness.
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat.capture.reading import text_batches
@@ -128,9 +128,40 @@ def log_likelihoods(
 ) -> Float[ndarray, " N"]:
     """Σ ln p(token | those before it) of each passage's scored tokens, in nats; the first token is never scored.
 
+    Takes the arguments of `scored_tokens` but `measure`, and raises what it does.
+    """
+    given: dict[str, Any] = {"sites": sites, "tokens_per_batch": tokens_per_batch, "progress": progress}
+    return scored_tokens(model, passages, _nats, predictions=predictions, **given)[:, 0]
+
+
+def greedy_log_likelihoods(
+    model: Any, passages: Sequence[Passage], **settings: Any
+) -> tuple[Float[ndarray, " N"], Bool[ndarray, " N"]]:
+    """Returns the log-likelihoods, and whether each scored token of a passage is the likeliest one in its place.
+
+    Takes the arguments of `log_likelihoods`, and raises what it does.
+    """
+    totals = scored_tokens(model, passages, _nats_and_misses, **settings)
+    return totals[:, 0], totals[:, 1] == 0
+
+
+def scored_tokens(
+    model: Any,
+    passages: Sequence[Passage],
+    measure: Callable[[Float[Array, "B T V"], Int[Array, "B T"]], Float[Array, "B K"]],
+    *,
+    sites: Mapping[str, Site] | None = None,
+    tokens_per_batch: int = 4096,
+    predictions: Predictions | None = None,
+    progress: str | None = None,
+) -> Float[ndarray, "N K"]:
+    """Returns what a function measures at the scored tokens of each passage.
+
     Args:
       model: a causal model.
       passages: none longer than the model's positions.
+      measure: returns K figures a row from logits and from the tokens to predict, −1 where none
+        is scored; the first figure must be finite.
       sites: what stands in for parts of the model, as for `jmat.run`.
       tokens_per_batch: padded tokens in one forward pass.
       predictions: collects what the model predicts, to tell whether that depends on the text.
@@ -155,25 +186,31 @@ def log_likelihoods(
         column = np.arange(1, batch.tokens.shape[1] + 1)  # of the token that is predicted
         return batch, np.where(column >= first[batch.examples], following_tokens(batch), np.int32(-1))
 
-    def score(given: tuple[Batch, Int[Array, "B T"]]) -> Float[Array, "B 1"]:
+    def score(given: tuple[Batch, Int[Array, "B T"]]) -> Float[Array, "B 1 K"]:
         batch, targets = given
         x, _ = run(model, batch.tokens, sites=sites, **batch.where)
         scores = logits(model, x)
         if predictions is not None:
             predictions.add(scores, targets >= 0)
-        return _nats(scores, targets)[:, None]  # one example a row
+        return measure(scores, targets)[:, None]  # one example a row
 
-    totals = -sweep(plan, score, inputs=scored, mesh=mesh, progress=progress).astype(np.float64)
+    totals = sweep(plan, score, inputs=scored, mesh=mesh, progress=progress).astype(np.float64)
     if predictions is not None:
         predictions.meet_hosts()
-    if not np.isfinite(totals).all():
+    if not np.isfinite(totals[:, 0]).all():
         raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
     return totals
 
 
 @jax.jit
-def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, " B"]:
-    return jnp.where(targets >= 0, cross_entropy(scores, targets), 0).sum(1)
+def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B 1"]:
+    return -jnp.where(targets >= 0, cross_entropy(scores, targets), 0).sum(1, keepdims=True)
+
+
+@jax.jit
+def _nats_and_misses(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B 2"]:
+    misses = (targets >= 0) & (scores.argmax(-1) != targets)
+    return jnp.concatenate([_nats(scores, targets), misses.sum(1, keepdims=True).astype(jnp.float32)], 1)
 
 
 def text_rows(
@@ -237,22 +274,26 @@ def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Quest
     """Returns every choice after its prompt, in the questions' order."""
     limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
     pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
-    return [_encode(tokenizer, *pair, limit, special) for pair in pairs]
+    return [continued(tokenizer, prompt, f" {choice}", limit, special) for prompt, choice in pairs]
 
 
 def choice_scores(
     model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
 ) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
     """Returns the log-likelihoods of every question's choices, in nats, and these per character of the choice."""
-    limit = model.config.num_positions
     passages = _choice_passages(model, tokenizer, questions)
-    if cut := sum(passage.is_cut for passage in passages):
-        message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
-        logging.getLogger(__name__).warning(message, cut, len(passages), limit)
+    warn_of_cuts(passages, model.config.num_positions)
     scores = log_likelihoods(model, passages, **settings)
     sizes = np.array([len(choice.strip()) for q in questions for choice in q.choices], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
     return np.split(scores, ends), np.split(scores / sizes, ends)
+
+
+def warn_of_cuts(passages: Sequence[Passage], limit: int) -> None:
+    """Logs how many prompts lost their beginnings, because they do not fit into so many tokens."""
+    if cut := sum(passage.is_cut for passage in passages):
+        message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
+        logging.getLogger(__name__).warning(message, cut, len(passages), limit)
 
 
 def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
@@ -260,20 +301,22 @@ def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
-def _encode(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
+def continued(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
     """Returns a prompt and a choice, of which the choice is scored; too long a prompt loses its beginning.
+
+    The choice begins with the space that parts it from the prompt, if there is one.
 
     The scored tokens begin where they part from those of the prompt alone: a tokenizer may join the two. BOS, where
     the tokenizer puts one in front of a text, stays there; nothing is appended.
     """
     whole, prompt = prompt, ending(prompt, tokenizer, limit)
-    alone, joined = text_tokens((prompt, f"{prompt} {choice}"), tokenizer, special)
+    alone, joined = text_tokens((prompt, prompt + choice), tokenizer, special)
     shared = 0
     while shared < min(len(alone), len(joined) - 1) and alone[shared] == joined[shared]:
         shared += 1
     before = special.before
     if (size := len(joined) - shared) > limit - max(len(before), 1):
-        raise ValueError(f"the choice {choice[:40]!r}… has {size} tokens; the model reads {limit} in all.")
+        raise ValueError(f"the choice {choice.strip()[:40]!r}… has {size} tokens; the model reads {limit} in all.")
     cut = max(len(before) + len(joined) - limit, 0)
     tokens = np.asarray([*before, *joined[cut:]], np.int32)
     return Passage(tokens, max(len(before) + shared - cut, 1), is_cut=cut > 0 or len(prompt) < len(whole))

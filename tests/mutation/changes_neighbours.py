@@ -1,0 +1,50 @@
+"""Wrong changes of what meets other tools: the LM Evaluation Harness, trackers, trees of models."""
+
+from tests.mutation import Change
+
+_HARNESS = "jmat/studies/tasks/harness.py"
+
+CHANGES = [
+    Change(
+        _HARNESS,
+        "before = special if context.strip() else SpecialTokens(self._prefix(special))",
+        "before = special",
+        "an empty context leaves the first token of the answer unscored",
+        "test_harness.py",
+    ),
+    Change(
+        _HARNESS,
+        "stop = min(limit if scored < limit else scored + limit - 1, len(tokens))",
+        "stop = min(scored + limit, len(tokens))",
+        "windows of a long text leave tokens out",
+        "test_harness.py",
+    ),
+    Change(
+        _HARNESS,
+        "passages.append(Passage(tokens[start:stop], scored - start))",
+        "passages.append(Passage(tokens[start:stop], 1))",
+        "the last window of a long text scores tokens twice",
+        "test_harness.py",
+    ),
+    Change(
+        _HARNESS,
+        "left_out = Shortcut(exit_layer, layers, Identity())",
+        "left_out = Shortcut(exit_layer - 1, layers, Identity()) if exit_layer else {}",
+        "an exit leaves out one block more",
+        "test_harness.py",
+    ),
+    Change(
+        _HARNESS,
+        '        return {"sites": self.sites, "tokens_per_batch": self.tokens_per_batch}',
+        '        return {"tokens_per_batch": self.tokens_per_batch}',
+        "the harness scores the unedited model",
+        "test_harness.py",
+    ),
+    Change(
+        "jmat/studies/tasks/scoring.py",
+        "misses = (targets >= 0) & (scores.argmax(-1) != targets)",
+        "misses = scores.argmax(-1) != targets",
+        "a continuation is greedy only where its context is, too",
+        "test_harness.py",
+    ),
+]
