@@ -60,7 +60,7 @@ _SENTENCES = flags.DEFINE_integer(
 _PEAK = flags.DEFINE_float("peak_tflops", None, "Peak of the device in --dtype, TFLOP/s; default: measured.", 0.0)
 _SMOKE = flags.DEFINE_bool("smoke", False, "Tiny sizes, whatever other flags say: does it run?")
 _SMOKE_SIZES = {"num_sentences": 60, "num_fit": 200, "positions": 500, "tokens_per_batch": 256}
-for name in ("dtype", "num_fit", "seed", "tokens_per_batch", "out", "overwrite"):
+for name in ("dtype", "num_fit", "seed", "tokens_per_batch", "out", "overwrite", "track"):
     flags.declare_key_flag(name)
 
 FLAGS = flags.FLAGS

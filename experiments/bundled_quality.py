@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import cli
+from experiments import cli, tracking
 from experiments.pretraining import ngram
 from jmat import forward
 from jmat.checkpoint import parameters
@@ -49,6 +49,7 @@ _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.js
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
 )
+flags.adopt_module_key_flags(tracking)
 _PROMPTS = ("Return the", "If the file", "This function", "The shape of", "Raises an error")
 _ROWS = 32  # in one forward pass
 _MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to

@@ -1,4 +1,4 @@
-"""Prints what a script has to say: errors in one sentence, progress on standard error. Defines no flags."""
+"""Prints what a script has to say: errors in one sentence, progress on standard error."""
 
 import contextlib
 import logging
@@ -12,6 +12,7 @@ import absl.logging
 from absl import app, flags
 from matplotlib.figure import Figure
 
+from experiments import tracking
 from experiments.children import end_with_parent
 from experiments.help import asks_for_help, print_help
 from experiments.streams import lasting_streams
@@ -42,12 +43,16 @@ def claim_folder(
     overwrite: bool,
 ) -> OutputFolder:
     """Claims the output folder (`claim_output_folder`) until the script ends, and says what the user should know."""
+    trackers = tracking.chosen()
+    writes = (*writes, *trackers)
     claim = claim_output_folder(out, experiment, config, writes=writes, reads=reads, overwrite=overwrite)
     _claimed.append(claim)
     if claim.moved is not None:
         say(f"what an earlier run left is in {claim.moved} until there are new results")
     if not claim.locked:
         say(f"the file system of {out} has no locks: see to it that no other run writes there meanwhile")
+    if trackers:
+        when_all_is_done(lambda: say(tracking.send(claim)))
     return claim
 
 

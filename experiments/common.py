@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 from absl import flags
 
-from experiments import cli, figure_flags
+from experiments import cli, figure_flags, tracking
 from experiments.cli import say
 from experiments.count_flags import ALL, define_count
 from jmat.capture.activations import check_examples
@@ -81,6 +81,7 @@ flags.DEFINE_integer(
     "Padded tokens in one forward pass; default: 1024 on a CPU, 4096 for each accelerator, where more can be faster.",
     lower_bound=1,
 )
+flags.adopt_module_key_flags(tracking)
 flags.DEFINE_string("out", None, "Folder for results; default runs/EXPERIMENT-MODEL.")
 flags.DEFINE_bool("overwrite", False, "Replace what a run with other flags left in --out, once there are new results.")
 flags.DEFINE_bool("shard_parameters", False, "Split every parameter over the devices: for models larger than one.")
@@ -407,6 +408,6 @@ def tokens_per_batch() -> int:
 def own_flags(module: str | None = None) -> dict[str, Any]:
     """Returns the flags of the running experiment, or of a module, by name, as results.json records them."""
     skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", "studies"}
-    skip |= set(figure_flags.NAMES)
+    skip |= {*figure_flags.NAMES, "track"}
     given = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(module or sys.argv[0])}
     return {name: value for name, value in given.items() if name not in skip}

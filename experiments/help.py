@@ -13,7 +13,7 @@ GROUPS = {
     "Text": ("corpus", "examples", "num_fit", "num_eval", "seed", "protocol", "positions_per_sentence", "skip_first",
              "skip_special", "piece_length", "fit_tokens"),
     "Maps": ("maps", "intercept", "targets", "route"),
-    "Output": ("out", "overwrite", "figure_format", "figure_width", "snapshot_every"),
+    "Output": ("out", "overwrite", "figure_format", "figure_width", "track", "snapshot_every"),
     "Hardware": ("tokens_per_batch", "shard_parameters"),
     "Many hosts": ("coordinator", "num_processes", "process_id"),
 }  # fmt: skip

@@ -34,7 +34,7 @@ import numpy as np
 from absl import flags
 from flax import nnx
 
-from experiments import cli
+from experiments import cli, tracking
 from experiments.pretraining import tokenizers
 from experiments.pretraining.limits import MOST_STEPS, check_loss, check_sizes, check_weights, step_count
 from jmat import checkpoint, models
@@ -89,6 +89,7 @@ _KEEP_EVERY = flags.DEFINE_integer(
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
 )
+flags.adopt_module_key_flags(tracking)
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 Pairs = list[tuple[np.ndarray, np.ndarray]]

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, figure_flags
+from experiments import cli, figure_flags, tracking
 from experiments.figure_flags import figure_file
 from experiments.pretraining.reported import BY_LAYER, MEASURES, reported
 from experiments.steps import step
@@ -33,6 +33,7 @@ from jmat.runtime.folders import check_output_folder, output_path
 from jmat.training.penalties import KINDS
 
 flags.adopt_module_key_flags(figure_flags)
+flags.adopt_module_key_flags(tracking)
 _KINDS = flags.DEFINE_list("kinds", ["none", "cosine", "mse", "final_jump"], "Regularisers to compare.")
 _WEIGHTS = flags.DEFINE_list("weights", ["0.5"], "Weights of the penalty, for each kind but `none`.")
 _PRETRAIN = flags.DEFINE_string(

@@ -26,7 +26,7 @@ from jmat.studies.prune.surgery import load_pruned
 
 _TEXT = define_files("text", "Text files, one sentence or paragraph a line: perplexity.")
 _TASKS = define_files("tasks", "JSONL files of multiple-choice questions, or names of the hub: accuracy.")
-for name in ("model", "revision", "dtype", "ignore_config", "seed", "tokens_per_batch", "out", "overwrite"):
+for name in ("model", "revision", "dtype", "ignore_config", "seed", "tokens_per_batch", "out", "overwrite", "track"):
     flags.declare_key_flag(name)
 
 FLAGS = flags.FLAGS

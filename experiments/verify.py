@@ -24,7 +24,7 @@ from jmat.runtime.folders import output_path
 from jmat.studies import verify
 
 flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in English sentences.")
-for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite"):
+for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite", "track"):
     flags.declare_key_flag(name)
 
 FLAGS = flags.FLAGS
@@ -37,6 +37,8 @@ def main(argv: list[str]) -> None:
         check_text(FLAGS.text, "--text")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if FLAGS.track is not None and FLAGS.out is None:
+        raise ValueError(f"--track={FLAGS.track} sends what a run writes: give --out, too.")
     if FLAGS.out is not None:
         out = output_path(FLAGS.out)
         cli.claim_folder(out, "verify", common.own_flags(), reads=("model",), overwrite=FLAGS.overwrite)
@@ -51,7 +53,8 @@ def main(argv: list[str]) -> None:
     if FLAGS.out is not None:
         dataclasses.replace(results, config=common.own_flags()).save(out)
         print(f"wrote {out}/results.json")
-    sys.exit(1 if results.verdict == "WRONG" else 0)
+    if results.verdict == "WRONG":
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from tests.mutation import Change
 
 _HARNESS = "jmat/studies/tasks/harness.py"
+_TRACKING = "experiments/tracking.py"
 
 CHANGES = [
     Change(
@@ -46,5 +47,47 @@ CHANGES = [
         "misses = scores.argmax(-1) != targets",
         "a continuation is greedy only where its context is, too",
         "test_harness.py",
+    ),
+    Change(
+        _TRACKING,
+        "numbers = _NUMBERS if None not in steps and len(set(steps)) < len(steps) else ()",
+        "numbers = ()",
+        "figures of several targets have one name and step",
+        "test_tracking.py",
+    ),
+    Change(
+        _TRACKING,
+        "    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run of these flags sent\n",
+        "",
+        "TensorBoard shows the figures of an earlier run beside the new ones",
+        "test_tracking.py",
+    ),
+    Change(
+        _TRACKING,
+        "if spec is None or spec.origin is None:",
+        "if spec is None:",
+        "a folder called wandb counts as the package",
+        "test_tracking.py",
+    ),
+    Change(
+        _TRACKING,
+        'for end in ("value", "low", "high"):',
+        'for end in ("value", "low"):',
+        "trackers get no upper ends of intervals",
+        "test_tracking.py",
+    ),
+    Change(
+        "experiments/common.py",
+        'skip |= {*figure_flags.NAMES, "track"}',
+        "skip |= {*figure_flags.NAMES}",
+        "a run with --track does not go on without it",
+        "test_tracking.py",
+    ),
+    Change(
+        "experiments/cli.py",
+        "    if trackers:\n        when_all_is_done(lambda: say(tracking.send(claim)))\n",
+        "",
+        "--track sends nothing",
+        "test_tracking.py",
     ),
 ]
