@@ -1,0 +1,198 @@
+"""Every script: each flag is a setting of its study, none is lost, and its folder is claimed for what it writes."""
+
+import dataclasses
+import importlib
+import sys
+
+import pytest
+from absl import flags
+
+from jmat.models import gpt2, llama  # noqa: F401 (imported before scripts are)
+from jmat.studies.settings import Settings
+from tests.inside import call, loaded, text
+
+STUDIES = {
+    "layer_jump": "layer_jump",
+    "r2": "r2",
+    "submodule_ablation": "submodules",
+    "early_exit": "early_exit",
+    "linearity": "linearity",
+    "prune": "prune",
+    "probe": "probe",
+    "peek": "peek",
+    "cross_corpus": "cross_corpus",
+    "tasks": "tasks",
+    "report": "overview",
+}
+# Flags of a script that are no settings of its study, but name what it reads.
+READ = {
+    "submodule_ablation": set(),
+    "linearity": {"revisions", "against"},
+    "probe": {"labels", "against"},
+    "peek": {"sentences", "maps"},
+    "cross_corpus": {"corpora"},
+    "tasks": {"text", "tasks"},
+}
+NOT_FLAGS = {"snapshot_folder"}  # a script says where
+LISTS = {"layers": ["1", "2"], "sizes": ["7", "9"], "maps": ["mat_ffn"], "method": ["map"], "studies": ["r2", "peek"]}
+SAVE = {"save": {"method": ["map"]}, "score_sentences": {}}  # settings that need another one
+
+
+def options_of(script):
+    return importlib.import_module(f"jmat.studies.{STUDIES[script]}").Options
+
+
+def other(flag):
+    """Another value of a flag than its default."""
+    values = getattr(flag.parser, "enum_values", None)
+    if flag.name in LISTS:
+        return LISTS[flag.name]
+    if values:
+        return next(value for value in values if value != flag.default)
+    if flag.boolean:
+        return not flag.default
+    return 3 if flag.default is None else type(flag.default)(flag.default + 1 if flag.default != 0.05 else 0.5)
+
+
+@pytest.fixture(params=STUDIES)
+def script(request):
+    with loaded(request.param) as module:
+        flags.FLAGS([module.__name__])
+        yield request.param, module
+
+
+def test_flags_have_the_defaults_of_the_settings(script):
+    name, module = script
+    kind = options_of(name)
+    found, wanted = module.common.flag_options(kind), kind()
+    for field in dataclasses.fields(kind):
+        given, default = (getattr(each, field.name) for each in (found, wanted))
+        if isinstance(default, tuple):
+            given = tuple(given)
+        assert given == default, field.name
+
+
+def test_every_setting_is_a_flag_that_sets_it_alone(script):
+    name, module = script
+    kind, known = options_of(name), flags.FLAGS
+    fields = {field.name for field in dataclasses.fields(kind)} - NOT_FLAGS
+    usual = module.common.flag_options(kind)
+    for field in fields:
+        assert field in known, field
+        before = {each: known[each].value for each in (field, *SAVE.get(field, {}))}
+        for each, value in SAVE.get(field, {}).items():
+            known[each].value = value
+        wanted = 0.5 if field in ("delta", "epsilon") else other(known[field])
+        known[field].value = wanted
+        found = module.common.flag_options(kind)
+        differing = {each for each in fields if getattr(found, each) != getattr(usual, each)}
+        assert differing == {field, *SAVE.get(field, {})}, field
+        assert getattr(found, field) == wanted
+        for each, value in before.items():
+            known[each].value = value
+
+
+def test_no_flag_of_a_script_is_lost(script):
+    name, module = script
+    own = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)}
+    shared = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module.common)}
+    shared |= {"figure_format", "figure_width"}
+    settings = {field.name for field in dataclasses.fields(options_of(name))}
+    common = {field.name for field in dataclasses.fields(Settings)}
+    assert own - shared - settings == READ.get(name, set())
+    read = {"seed", "tokens_per_batch"} if name == "tasks" else {"seed", "intercept", "tokens_per_batch"}
+    assert common & own == read
+
+
+MAPS = {"maps.safetensors", "maps.json"}
+SNAPSHOTS = "checkpoints"
+LINEARITY = {"linearity.png", "geometry.png", "errors.png", SNAPSHOTS}
+# Script and flags → what it writes beside results.json, the flags that may name files, whether it needs a head, and
+# whether several processes may run it.
+CLAIMS = [
+    ("layer_jump", {}, {"layer_jump.png", *MAPS, SNAPSHOTS}, (), True, True),
+    ("r2", {}, {"r2.png", *MAPS, SNAPSHOTS}, (), False, True),
+    ("submodule_ablation", {}, {"submodule_ablation.png", *MAPS}, (), True, True),
+    ("early_exit", {}, {"early_exit.png", *MAPS}, (), True, True),
+    ("linearity", {}, LINEARITY, ("revisions", "against"), False, True),
+    ("linearity", {"against": "x"}, LINEARITY | {"difference.png"}, ("revisions", "against"), False, True),
+    ("linearity", {"revisions": "x"}, LINEARITY | {"checkpoints.png"}, ("revisions", "against"), False, True),
+    ("linearity", {"all_pairs": True}, LINEARITY | {"pairs.png"}, ("revisions", "against"), False, True),
+    ("prune", {}, {"prune.png", *MAPS}, (), True, False),
+    ("prune", {"save": True, "method": "map"}, {"prune.png", *MAPS, "model"}, (), True, False),
+    ("probe", {}, {"probe.png"}, ("labels", "against"), True, False),
+    ("peek", {}, {"peek.json", "peek.html"}, ("maps",), True, False),
+    ("cross_corpus", {}, {"pairs.png", "learning_curve.png"}, ("corpora",), True, True),
+    ("report", {}, {*(set(STUDIES) - {"cross_corpus", "tasks", "report"}), "report.html", "report.json", SNAPSHOTS},
+     (), False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "given", "writes", "reads", "head", "many"), CLAIMS)
+def test_scripts_claim_what_they_write_and_name_what_they_read(script, given, writes, reads, head, many, monkeypatch):
+    seen = {}
+
+    def start(experiment, **how):
+        seen.update(how, experiment=experiment)
+        raise ValueError("stopped")
+
+    with loaded(script) as module:
+        monkeypatch.setattr(module.common, "start", start)
+        with pytest.raises(ValueError, match="stopped"):
+            call(script, corpus=text(), seed=78, **given)
+    assert seen["experiment"] == script
+    assert set(seen["writes"]) == writes
+    assert tuple(seen.get("reads", ())) == reads
+    assert seen.get("needs_head", True) == head
+    assert seen.get("many_hosts", False) == many
+    assert seen["options"] is options_of(script)
+
+
+# Scripts that claim their folder themselves.
+OWN_CLAIMS = [
+    ("tasks", {"text": "{text}"}, "claim", ("text", "tasks"), set()),
+    ("verify", {"text": "Yes."}, "claim_folder", ("model",), set()),
+    ("benchmark", {"model": None, "smoke": True, "shape": "tiny"}, "claim_folder", (), set()),
+    ("bundled_quality", {"model": None, "corpus": "{text}"}, "claim_folder", ("gpt2", "bert", "corpus"), set()),
+    ("pretrain", {"model": None, "corpus": "{text}"}, "claim_folder", ("corpus",), {"model", "steps", "checkpoints"}),
+    ("regularizer_study", {"model": None, "kinds": "none"}, "claim_folder", (), {"regularizer_study.png"}),
+]
+
+
+@pytest.mark.parametrize(("script", "given", "function", "reads", "writes"), OWN_CLAIMS)
+def test_scripts_of_another_kind_do_so_too(script, given, function, reads, writes, monkeypatch):
+    seen = {}
+
+    def claim(*names, **how):
+        seen.update(how, experiment=names[0] if function == "claim" else names[1])
+        raise ValueError("stopped")
+
+    given = {name: str(text()) if value == "{text}" else value for name, value in given.items()}
+    with loaded(script) as module:
+        home = module.common if function == "claim" else module.cli
+        monkeypatch.setattr(home, function, claim)
+        with pytest.raises(ValueError, match="stopped"):
+            call(script, seed=None if script in ("verify", "regularizer_study") else 79, **given)
+    assert seen["experiment"] == script
+    assert tuple(seen.get("reads", ())) == reads
+    assert set(seen.get("writes", ())) == writes
+    assert seen.get("overwrite", False) is False
+
+
+@pytest.mark.parametrize("script", ["layer_jump", "tasks"])
+@pytest.mark.parametrize("given", [(), ("--overwrite",)])
+def test_the_flags_of_the_model_count_as_read_and_overwrite_arrives(script, given, monkeypatch):
+    with loaded(script) as module:
+        seen = {}
+
+        def claim(out, experiment, config, **how):
+            seen.update(how, config=config, experiment=experiment)
+
+        monkeypatch.setattr(module.cli, "claim_folder", claim)
+        monkeypatch.setattr(sys, "argv", [f"experiments.{script}"])
+        flags.FLAGS([f"experiments.{script}", "--model=a", "--seed=5", *given])
+        module.common.claim(script, writes=("a.png", "b.json"), reads=("mine",))
+    assert set(seen["reads"]) == {"model", "examples", "corpus", "mine"}
+    assert set(seen["writes"]) == {"a.png", "b.json"}
+    assert seen["overwrite"] == bool(given)
+    assert (seen["experiment"], seen["config"]["seed"]) == (script, 5)
