@@ -106,6 +106,22 @@ def check_printed(figure):
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(digits))
 
 
+def check_inside(figure):
+    """Nothing that is drawn lies outside its axes."""
+    for ax in figure.axes:
+        for line in ax.get_lines():
+            if line.get_transform() == ax.transData:
+                for (low, high), values in (
+                    (sorted(ax.get_xlim()), line.get_xdata()),
+                    (ax.get_ylim(), line.get_ydata()),
+                ):
+                    assert all(low <= value <= high for value in values), (ax.get_title(), line)
+        for each in ax.collections:
+            for path in each.get_paths() if each.get_gid() == "band" else ():
+                low, high = ax.get_ylim()
+                assert low <= path.vertices[:, 1].min() <= path.vertices[:, 1].max() <= high, ax.get_title()
+
+
 def _is_tick(figure, text):
     return any(
         text in axis.get_ticklabels(which="both") or text in (tick.label2 for tick in axis.get_major_ticks())
@@ -123,6 +139,7 @@ def test_every_figure_is_readable_where_it_is_printed(name, width):
     figure = plot(content(rows), width=width, title="some/model: a title that is longer than a column is wide")
     assert isinstance(figure, Figure)
     check_printed(figure)
+    check_inside(figure)
     if width is not None:
         assert figure.get_figwidth() == WIDTHS[width]
     assert names_bands(figure) == any(each.get_gid() == "band" for ax in figure.axes for each in ax.collections)
@@ -220,6 +237,8 @@ def test_runs_stand_side_by_side_on_one_scale():
     ]  # fmt: skip
     one, two = figure.axes[2:]
     assert one.get_ylim() == two.get_ylim()
+    for runs in ([results(), results("b", other)], [results("b", other), results()]):
+        check_inside(compare(runs, panels=["surprisal"]))
     assert max(one.lines[0].get_ydata()) < max(two.lines[0].get_ydata())
     check_printed(figure)
     assert len(compare([results()] * 3, width="column").axes) == 3 * len(METRICS)

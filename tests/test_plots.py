@@ -7,7 +7,7 @@ from matplotlib.image import imread
 
 from jmat.models.sites import SUBMODULES
 from jmat.report.drawing import save_figure
-from jmat.report.names import METHODS, PARTS, STREAMS, metric_name, readable
+from jmat.report.names import METHODS, PARTS, PROBES, STREAMS, metric_name, readable
 from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.cross_corpus import rows as travel
@@ -155,7 +155,7 @@ def test_every_label_by_layer_names_its_own_line_and_band(saved):
 
 def test_jumps_have_four_panels_and_files_enough_dots(tmp_path):
     save_figure(plot_layer_jump({"rows": JUMPS}, title="tiny"), tmp_path / "jump.png")
-    assert imread(tmp_path / "jump.png").shape[1] > 1500  # 200 dots an inch
+    assert imread(tmp_path / "jump.png").shape[1] == (4 * 2.3 + 0.4) * 200  # dots an inch of a screen
     assert [file.name for file in tmp_path.iterdir()] == ["jump.png"]
 
 
@@ -170,6 +170,55 @@ def test_axes_suit_what_they_show(saved):
     assert {"50", "60", "80"} <= {label.get_text() for label in perplexity.get_yticklabels(which="both")}
     assert kl.get_ylabel() == "nats"
     assert cosine.get_ylim()[0] > 0.8  # far from zero: the axis does not begin there
+
+
+# Metric → its unit on the axis, the axis' ends (None: as the figures have them), and whether it is logarithmic.
+AXES = {
+    **{metric: ("", 0, 1.02, False) for metric in ("precision@1", "precision@5", "recall@10", "accuracy", "linearity")},
+    **{metric: ("nats", 0, None, False) for metric in ("surprisal", "kl", "cross_entropy")},
+    "r2": ("", 0, None, False),
+    "flops_ratio": ("", 0, None, False),
+    "perplexity": ("", None, None, True),
+}
+
+
+@pytest.mark.parametrize("metric", AXES)
+def test_every_metric_has_its_own_axis(saved, metric):
+    unit, low, high, is_log = AXES[metric]
+    label = {"map": "mat", "target": L, "metric": metric, "n": 9}
+    rows = [{**label, "layer": i, "value": value} for i, value in enumerate((0.31, 0.5, 0.71))]
+    (panel,) = saved(plot_by_layer, rows, (metric,)).axes
+    assert panel.get_ylabel() == unit
+    assert (panel.get_yscale() == "log") == is_log
+    bottom, top = panel.get_ylim()
+    assert bottom == low if low is not None else bottom > 0
+    assert top == high if high is not None else 0.71 < top < 0.8
+    if not is_log:
+        below = [{**row, "value": row["value"] - 1} for row in rows]
+        assert saved(plot_by_layer, below, (metric,)).axes[0].get_ylim()[0] <= -0.69
+
+
+WORDS = {
+    "mat": "linear map", "id": "logit lens", "mat_attn": "linear map of attention",
+    "mat_ffn": "linear map of feed-forward", "mat_ln1_ln2": "linear map of norms", "affine": "affine map",
+    "ridge:0.1": "ridge map 0.1", "rank:64": "low-rank map 64", "rank_logit:8": "low-rank map of logits 8",
+    "tuned": "tuned lens", "mean": "mean", "mine": "mine", "a$b": "a\\$b",
+}  # fmt: skip
+
+
+def test_code_names_have_their_own_words():
+    assert {code: readable(code) for code in WORDS} == WORDS
+    assert {code: readable(code, STREAMS) for code in ("mat", "id")} == {"mat": "linear map", "id": "identity"}
+    parts = {"ln_1": "first norm", "attn": "attention", "ln_2": "second norm", "ffn": "feed-forward"}
+    assert {code: readable(code, PARTS) for code in SUBMODULES} == parts
+    methods = {"delete": "deleted", "map": "linear map", "distil": "distilled map", "merge": "merged"}
+    assert {code: readable(code, METHODS) for code in methods} == methods
+    probes = {"ridge": "ridge classifier", "logistic": "logistic regression", "majority": "most frequent label"}
+    probes |= {f"{code} (against)": f"{words}, other model" for code, words in probes.items()}
+    assert {code: readable(code, PROBES) for code in probes} == probes
+    metrics = {"r2": "$R^2$", "kl": "KL", "accuracy": "accuracy of the probe", "precision@1": "precision@1"}
+    metrics |= {"linearity_held_out": "linearity, held out", "linearity_without_residual": "linearity without residual"}
+    assert {code: metric_name(code) for code in metrics} == metrics
 
 
 def test_maps_look_the_same_in_every_figure(saved):
