@@ -371,10 +371,13 @@ def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
     out = tmp_path / "out"
     run(out, "pretrain", {}, writes=["model"])
     (out / "elsewhere").mkdir()
-    for flags in ({"model": str(out / "model")}, {"revisions": ["main", f"{out}/../out/model"]}, {"maps": str(out)}):
+    (out / ".replaced" / "model").mkdir(parents=True)  # what an earlier run left, which is deleted next
+    inside = [{name: str(out / name)} for name in ("model", "results.json", ".replaced", ".replaced/model")]
+    for flags in (*inside, {"revisions": ["main", f"{out}/../out/model"]}, {"maps": str(out)}):
         with pytest.raises(ValueError, match=r"lies in the output folder .*: choose another --out"):
             claim_output_folder(out, "prune", flags, reads=list(flags), overwrite=overwrite)
     assert (out / "model" / "part").read_text() == "pretrain"
+    (out / ".replaced" / "model").rmdir(), (out / ".replaced").rmdir()
     flags = {"model": str(out / "elsewhere"), "corpus": "docs", "sentences": [str(out / "model")]}
     with claim_output_folder(out, "prune", flags, reads=["model", "corpus"], overwrite=True):
         pass
