@@ -1,0 +1,169 @@
+"""Kinds of maps: one table says for each name how it is fitted. No other file knows the names.
+
+A kind is a name, for some with a parameter: `mat`, `ridge:1e-2`, `rank:64`. With `+int8` behind it, the matrices of
+the map are rounded to int8 by row: `mat+int8`.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jmat.maps import closed_forms
+from jmat.maps.closed_forms import AUTO
+from jmat.maps.compact import quantised
+from jmat.maps.regression import Regression
+
+INT8 = "+int8"
+Parameter = int | float | str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Says how the maps of one name are fitted.
+
+    Attributes:
+      fit: returns the map of one pair's moments, given the parameter.
+      parse: returns the parameter from its text, "" for none; raises ValueError with what it expects.
+      example: how the kind is written.
+      needs_head: the fit reads the model's head.
+      is_pooled: one map serves all source layers; it is fitted to the moments of all together.
+      is_square: source and target must be equally wide.
+    """
+
+    fit: Callable[[Regression, Any], Any]
+    parse: Callable[[str], Parameter]
+    example: str
+    needs_head: bool = False
+    is_pooled: bool = False
+    is_square: bool = False
+
+
+def _none(text: str) -> None:
+    """Reads no parameter."""
+    if text:
+        raise ValueError("no parameter")
+
+
+def _share(text: str) -> float | str:
+    """Reads a share of the mean variance, or `auto`, which is the default."""
+    if text in ("", AUTO):
+        return AUTO
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise ValueError("a number above 0, or auto")
+    return share
+
+
+def _whole(text: str) -> int:
+    """Reads a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ValueError("a whole number of at least 1")
+    return int(text)
+
+
+KINDS: dict[str, Entry] = {
+    "id": Entry(closed_forms.identity, _none, "id", is_square=True),
+    "mean": Entry(closed_forms.constant, _none, "mean"),
+    "mat": Entry(closed_forms.linear, _none, "mat"),
+    "affine": Entry(closed_forms.affine, _none, "affine"),
+    "ridge": Entry(closed_forms.ridge, _share, "ridge:1e-2"),
+    "toward_id": Entry(closed_forms.toward_identity, _share, "toward_id:1e-2", is_square=True),
+    "orthogonal": Entry(closed_forms.orthogonal, _none, "orthogonal"),
+    "diag": Entry(closed_forms.diagonal, _none, "diag", is_square=True),
+    "hadamard": Entry(closed_forms.hadamard, _none, "hadamard", is_square=True),
+    "rank": Entry(closed_forms.low_rank, _whole, "rank:64"),
+    "rank_logit": Entry(closed_forms.low_rank_logits, _whole, "rank_logit:64", needs_head=True),
+    "njtc": Entry(closed_forms.standardised, _whole, "njtc:8"),
+    "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_pooled=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Holds a kind of map.
+
+    Attributes:
+      name: one of `KINDS`.
+      parameter: what stands behind the colon.
+      int8: whether the matrices are rounded to int8 by row.
+    """
+
+    name: str
+    parameter: Parameter = None
+    int8: bool = False
+
+    def __str__(self) -> str:
+        shown = "" if self.parameter in (None, AUTO) else f":{self.parameter:g}"
+        return f"{self.name}{shown}{INT8 if self.int8 else ''}"
+
+    @property
+    def entry(self) -> Entry:
+        """Returns how maps of this kind are fitted."""
+        return KINDS[self.name]
+
+    @property
+    def exact(self) -> "Kind":
+        """Returns the kind without int8."""
+        return dataclasses.replace(self, int8=False)
+
+    def check_width(self, source: int, target: int) -> None:
+        """Raises ValueError where there is no map of this kind from a width to another."""
+        if self.entry.is_square and source != target:
+            raise ValueError(f"kind {str(self)!r} keeps the width, and the sites are {source} and {target} wide.")
+        widest = min(source, target)
+        if isinstance(self.parameter, int) and self.parameter > widest:
+            raise ValueError(
+                f"kind {str(self)!r} has rank {self.parameter}, above the width {widest} of the maps: give a rank of "
+                f"at most {widest}."
+            )
+
+
+def parse_kind(text: str) -> Kind:
+    """Returns the kind of a name such as `mat`, `ridge:1e-2` or `rank:64+int8`.
+
+    Raises:
+      ValueError: an unknown name, or a parameter that the kind does not have.
+    """
+    whole = text.strip()
+    body, int8, rest = whole.partition(INT8)
+    name, colon, parameter = body.partition(":")
+    if name not in KINDS or rest:
+        near = difflib.get_close_matches(name, KINDS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near and near[0] != name else ""
+        raise ValueError(
+            f"{whole!r} is no kind of map; {hint}Kinds: {', '.join(each.example for each in KINDS.values())}."
+        )
+    entry = KINDS[name]
+    try:
+        if colon and not parameter:
+            raise ValueError("a parameter behind the colon, or no colon")
+        return Kind(name, entry.parse(parameter), bool(int8))
+    except ValueError as error:
+        raise ValueError(f"kind {whole!r}: {name} takes {error}, as in {entry.example!r}.") from None
+
+
+def parse_kinds(texts: Iterable[str]) -> list[Kind]:
+    """Returns the kinds of several names, each once. Raises ValueError as `parse_kind`, and for no name."""
+    kinds = list(dict.fromkeys(parse_kind(text) for text in texts))
+    if not kinds:
+        raise ValueError(f"no kind of map is named; choose from {', '.join(KINDS)}.")
+    return kinds
+
+
+def fit_kind(kind: Kind, pair: Regression) -> Any:
+    """Returns the map of a kind, fitted to the moments of a pair; those of all pairs together for a pooled kind.
+
+    What one fit factorises is kept in `pair` for the next ones.
+
+    Raises:
+      ValueError: the widths do not fit the kind; NaN or infinity in the moments; no head where one is needed.
+    """
+    kind.check_width(len(pair.x_mean), len(pair.y_mean))
+    pair.check()
+    stand_in = kind.entry.fit(pair, kind.parameter)
+    return quantised(stand_in) if kind.int8 else stand_in

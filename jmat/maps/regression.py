@@ -1,0 +1,253 @@
+"""Second moments of one source and one target, and what is factorised from them: all that closed-form maps need.
+
+Stored activations and text that streams by lead to the same moments, float64, so that both give the same maps. Each
+factorisation is made at its first use and kept: that of the source serves all kinds of maps.
+
+With X and Y centred, the eigenvectors of XᵀX, with the columns of X scaled to unit length, give
+Q and R of `X = Q R`, as in `jmat.maps.from_moments`; Q is never needed, only `P = QᵀY`.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpy import ndarray
+
+from jmat.capture.moments import Moments, check_pairs, mean, merge, second_moments, spread
+from jmat.maps.conditioning import RANK_EPS, minimum_norm
+from jmat.maps.metric import Metric
+from jmat.runtime.precision import float64
+
+SOURCE, TARGET = "source", "target"
+_ROWS = 2048
+_EPS32 = float(np.finfo(np.float32).eps)
+
+
+@float64()
+def pair_moments(source: Float[Array | ndarray, "N D"], target: Float[Array | ndarray, "N E"]) -> Moments:
+    """Returns the moments of stored activations, whose sites are called `source` and `target`.
+
+    numpy multiplies: on a CPU its products of float64, by BLAS, take a third of the time of XLA's.
+    """
+    acts = {SOURCE: np.asarray(source), TARGET: np.asarray(target)}
+    D, E = source.shape[1], target.shape[1]
+    own, cross, squares = np.zeros((D, D)), np.zeros((D, E)), np.zeros(E)
+    sums = {SOURCE: np.zeros(D), TARGET: np.zeros(E)}
+    with np.errstate(all="ignore"):  # NaN and infinity stay in the sums, where they are looked for
+        shift = {site: values[:_ROWS].mean(0, dtype=np.float64) for site, values in acts.items()}
+        for start in range(0, len(source), _ROWS):  # so many rows, as float64, fit a processor's cache
+            x, y = (acts[site][start : start + _ROWS] - shift[site] for site in (SOURCE, TARGET))
+            own += x.T @ x
+            cross += x.T @ y
+            squares += np.einsum("nd,nd->d", y, y)
+            sums = {SOURCE: sums[SOURCE] + x.sum(0), TARGET: sums[TARGET] + y.sum(0)}
+    count = dict.fromkeys(acts, np.float64(len(source)))
+    by_site = {SOURCE: np.diag(own), TARGET: squares}
+    return jax.tree.map(jnp.asarray, Moments(count, shift, sums, by_site, {SOURCE: own}, {SOURCE: {TARGET: cross}}))
+
+
+def one_pair(moments: Moments, source: str, target: str) -> Moments:
+    """Returns the moments of one pair out of many, whose sites are then called `source` and `target`."""
+    check_pairs(moments, source, [target])
+    names = {SOURCE: source, TARGET: target}
+    by_site = (moments.count, moments.shift, moments.sums, moments.squares)
+    count, shift, sums, squares = ({new: each[old] for new, old in names.items()} for each in by_site)
+    cross = {SOURCE: {TARGET: moments.cross[source][target]}}
+    return Moments(count, shift, sums, squares, {SOURCE: moments.own[source]}, cross)
+
+
+def pooled(pairs: list[Moments]) -> Moments:
+    """Returns the moments of several pairs together, as if all their tokens were those of one."""
+    return functools.reduce(merge, pairs)
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of a symmetric matrix, falling, and its eigenvectors in columns."""
+
+    values: Float[Array, " D"]
+    vectors: Float[Array, "D D"]
+
+
+class Roots(NamedTuple):
+    """R of `X = Q R` as `R = diag(s) Vt diag(scale)`, and which s count; `varies` leaves out constant coordinates."""
+
+    s: Float[Array, " D"]
+    Vt: Float[Array, "D D"]
+    scale: Float[Array, " D"]
+    kept: Bool[Array, " D"]
+    varies: Bool[Array, " D"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Regression:
+    """The moments of one pair, centred where there is an intercept.
+
+    Attributes:
+      moments: of a pair whose sites are called `source` and `target`.
+      metric: of the head, for maps that are best where logits are compared; None: there is none.
+    """
+
+    moments: Moments
+    metric: Metric | None = None
+
+    def check(self) -> None:
+        """Raises ValueError where the moments give no answer: no token, NaN or infinity."""
+        check_pairs(self.moments, SOURCE, [TARGET])
+
+    @functools.cached_property
+    def n(self) -> int:
+        """Returns the number of tokens."""
+        return round(float(self.moments.count[SOURCE]))
+
+    @functools.cached_property
+    @float64()
+    def x_mean(self) -> Float[Array, " D"]:
+        """Returns the mean of the source."""
+        return jnp.asarray(mean(self.moments, SOURCE))
+
+    @functools.cached_property
+    @float64()
+    def y_mean(self) -> Float[Array, " E"]:
+        """Returns the mean of the target."""
+        return jnp.asarray(mean(self.moments, TARGET))
+
+    @functools.cached_property
+    @float64()
+    def gram(self) -> Float[Array, "D D"]:
+        """Returns XᵀX, centred."""
+        return jnp.asarray(second_moments(self.moments, SOURCE, SOURCE, centred=True))
+
+    @functools.cached_property
+    @float64()
+    def cross(self) -> Float[Array, "D E"]:
+        """Returns XᵀY, centred."""
+        return jnp.asarray(second_moments(self.moments, SOURCE, TARGET, centred=True))
+
+    @functools.cached_property
+    @float64()
+    def y_spread(self) -> Float[Array, " E"]:
+        """Returns the sum of squares of each centred coordinate of the target."""
+        return jnp.asarray(spread(self.moments, TARGET, centred=True))
+
+    @property
+    @float64()
+    def change_spread(self) -> Float[Array, ""]:
+        """Returns `‖Y − X‖²` of the centred source and target, which are equally wide."""
+        return self.y_spread.sum() - 2 * jnp.trace(self.cross) + jnp.trace(self.gram)
+
+    @functools.cached_property
+    @float64()
+    def roots(self) -> Roots:
+        """Returns R of the centred source."""
+        # A coordinate that is constant up to rounding is zero, not scaled-up noise.
+        varies = jnp.diag(self.gram) > self.n * (4 * _EPS32 * jnp.abs(self.x_mean)) ** 2
+        return _roots(self.gram, varies)
+
+    @functools.cached_property
+    @float64()
+    def projected(self) -> Float[Array, "D E"]:
+        """Returns P = QᵀY."""
+        return _projected(self.roots, self.cross)
+
+    @functools.cached_property
+    @float64()
+    def affine(self) -> Float[Array, "D E"]:
+        """Returns the weights of least squares with an intercept; those of minimum norm where X is rank deficient."""
+        return _affine(self.roots, self.projected)
+
+    @functools.cached_property
+    @float64()
+    def linear(self) -> Float[Array, "D E"]:
+        """Returns the weights of least squares without an intercept; of minimum norm where X is rank deficient."""
+        if self.roots.kept.all():  # then it differs from the affine map by a matrix of rank 1
+            return _without_intercept(self.roots, self.affine, self.x_mean, self.bias(self.affine), jnp.float64(self.n))
+        gram, cross = (second_moments(self.moments, SOURCE, site, centred=False) for site in (SOURCE, TARGET))
+        roots = _roots(gram, jnp.full(len(gram), True))
+        return _affine(roots, _projected(roots, cross))
+
+    @functools.cached_property
+    @float64()
+    def variance(self) -> Spectrum:
+        """Returns the principal components of the source."""
+        return spectrum(self.gram)
+
+    @functools.cached_property
+    @float64()
+    def rotated(self) -> Float[Array, "D E"]:
+        """Returns XᵀY in the principal components of the source."""
+        return self.variance.vectors.T @ self.cross
+
+    @functools.cached_property
+    @float64()
+    def explained(self) -> Spectrum:
+        """Returns the principal components of what the affine map predicts."""
+        return spectrum(self.projected.T @ self.projected)
+
+    @functools.cached_property
+    @float64()
+    def explained_logits(self) -> Spectrum:
+        """Returns the principal components of what the affine map predicts, in the metric of the head.
+
+        Raises ValueError where there is no metric.
+        """
+        if self.metric is None:
+            raise ValueError("a map in the metric of logits needs the model's head, and there is none.")
+        seen = self.projected @ self.metric.root
+        return spectrum(seen.T @ seen)
+
+    @property
+    @float64()
+    def rank(self) -> Int[Array, ""]:
+        """Returns the rank of the centred source."""
+        return jnp.sum(self.roots.kept)
+
+    @float64()
+    def bias(self, W: Float[Array, "D E"]) -> Float[Array, " E"]:
+        """Returns the intercept that goes with weights."""
+        return self.y_mean - self.x_mean @ W
+
+
+@jax.jit
+def spectrum(A: Float[Array, "D D"]) -> Spectrum:
+    """Returns eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, the largest first."""
+    values, vectors = jnp.linalg.eigh(A)
+    return Spectrum(jnp.maximum(values[::-1], 0), vectors[:, ::-1])
+
+
+@jax.jit
+def _roots(A: Array, varies: Array) -> Roots:
+    A = jnp.where(varies & varies[:, None], A, 0)
+    length = jnp.sqrt(jnp.diag(A))
+    scale = jnp.where(length > 0, length, 1)
+    values, vectors = spectrum(A / scale / scale[:, None])
+    s = jnp.sqrt(values)
+    return Roots(s, vectors.T, scale, s > RANK_EPS * _EPS32 * s[0], varies)
+
+
+@jax.jit
+def _projected(roots: Roots, B: Array) -> Array:
+    B = jnp.where(roots.varies[:, None], B, 0) / roots.scale[:, None]
+    inverse = jnp.where(roots.kept, 1 / jnp.where(roots.kept, roots.s, 1), 0)
+    return inverse[:, None] * (roots.Vt @ B)
+
+
+@jax.jit
+def _affine(roots: Roots, P: Array) -> Array:
+    s, Vt, scale, kept, _ = roots
+    return jax.lax.cond(
+        kept.all(),
+        lambda: (Vt.T @ (P / jnp.where(kept, s, 1)[:, None])) / scale[:, None],
+        lambda: minimum_norm(P, jnp.eye(len(s)), s, Vt, scale, kept),
+    )
+
+
+@jax.jit
+def _without_intercept(roots: Roots, W: Array, x_mean: Array, bias: Array, n: Array) -> Array:
+    """Returns `(XᵀX + n x̄x̄ᵀ)⁻¹ (XᵀY + n x̄ȳᵀ)` from the affine map, by the formula of Sherman and Morrison."""
+    half = roots.Vt @ (x_mean / roots.scale) / roots.s
+    u = roots.Vt.T @ (half / roots.s) / roots.scale  # (XᵀX)⁻¹ x̄
+    return W + jnp.outer(u, bias) / (1 / n + half @ half)
