@@ -4,7 +4,8 @@ One jitted program serves every block of a model (`jmat.models.stack`), and `run
 over layers compiles nothing new, and stopping early truly stops.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.reading import encode, is_texts
 from jmat.models.attention import depends_on_block
+from jmat.models.config import ModelConfig
 from jmat.models.edits import (
     At,
     Context,
@@ -85,91 +87,105 @@ def run(
         text.
     """
     check_model(model)
-    config = model.config
-    L = config.layers
-    stop = L if stop is None else stop
-    if not isinstance(keep, Iterable) or not isinstance(sites, Mapping | None):
-        raise ValueError(
-            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a name or several names, and a "
-            "dict from names to edits or to what stands in for them."
-        )
-    if not 0 <= start <= stop <= L:
-        raise ValueError(f"start={start}, stop={stop}: expected 0 <= start <= stop <= {L}, the model's blocks.")
-    keep = kept_names(keep, config, start, stop)
-    sites = named_sites(sites or {}, config, start, stop)
-    for name, site in sites.items():
-        check_site(name, site)
-    _check_reached([*keep, *sites], sites, start, stop, L)
+    config, stop = model.config, model.config.layers if stop is None else stop
+    keep, sites = _checked_sites(config, keep, sites, start, stop)
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
-    tokens: Any
+    tokens: Any = inputs
     if isinstance(inputs, Batch):
         if mask is not None or segments is not None or positions is not None:
             raise ValueError(
                 "texts and a Batch have their own segments and positions: leave out mask, segments and positions."
             )
         tokens, segments, positions = inputs.tokens, inputs.segments, inputs.positions
-    else:
-        tokens = inputs
-
-    fields: tuple[Any, ...] = (tokens, start, mask, segments, positions, type_ids)
+    fields: dict[str, Any] = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
     pads = {"pad_length": all(is_any_length(*item) for item in sites.items()), "pad_rows": not sites}
-    given, spans = prepare(config, *fields, **pads)
-    sites = {name: _settle(name, site, model, spans) for name, site in sites.items()}
+    given, spans = prepare(config, tokens, start, **fields, **pads)
+
+    def unpadded() -> None:
+        # Arrays on a device are not padded.
+        run(model, jnp.asarray(tokens), keep=keep, sites=sites, start=start, stop=stop, read_at=read_at, **fields)
+
     columns = None if read_at is None else spans.columns("read_at", _listed(read_at), empty=0)
-    stretch = (keep, sites, start, stop, columns)
+    places = None if columns is None else jnp.asarray(given.padded_rows(columns))
+    settled = {name: _settle(name, site, model, spans) for name, site in sites.items()}
+    with _errors_without_padding(given, unpadded):
+        x = _first_stream(model, given, settled)
+        kept = {"embed": gather(x, places)} if "embed" in keep else {}
+        for i in range(start, stop):
+            inside, wanted = _inside_block(i, settled, keep)
+            x, values = run_block(model, i, x, given.context, inside, places, keep=wanted)
+            kept |= {f"block.{i}" if part == BLOCK else f"block.{i}.{part}": value for part, value in values.items()}
+        kept |= _read_end(model, x, keep, settled, places)
+    return _without_padding(given, x, {name: kept[name] for name in keep}, whole=read_at is None)
+
+
+def _checked_sites(
+    config: ModelConfig, keep: str | Iterable[str], sites: Mapping[str, Site] | None, start: int, stop: int
+) -> tuple[tuple[str, ...], dict[str, Site]]:
+    """Returns the names to keep and the sites to change, without patterns; raises ValueError as `run` says."""
+    if not isinstance(keep, Iterable) or not isinstance(sites, Mapping | None):
+        raise ValueError(
+            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a name or several names, and a "
+            "dict from names to edits or to what stands in for them."
+        )
+    if not 0 <= start <= stop <= config.layers:
+        raise ValueError(
+            f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the model's blocks."
+        )
+    keep = kept_names(keep, config, start, stop)
+    sites = named_sites(sites or {}, config, start, stop)
+    for name, site in sites.items():
+        check_site(name, site)
+    _check_reached([*keep, *sites], sites, start, stop, config.layers)
+    return keep, sites
+
+
+@contextlib.contextmanager
+def _errors_without_padding(given: Inputs, unpadded: Callable[[], None]) -> Iterator[None]:
+    """Raises an error of a padded pass as the pass `unpadded` does: it speaks of shapes that the caller knows."""
     try:
-        x, kept = _run_stretch(model, given, *stretch)
+        yield
     except ValueError:
-        if given.is_padded:  # errors speak of shapes: of those that the caller knows
-            _run_stretch(model, prepare(config, *fields, pad_length=False, pad_rows=False)[0], *stretch)
+        if given.is_padded:
+            unpadded()
         raise
-    if given.is_padded:
-        axes = ((1,), *(_length_axes(name, kept[name], whole=read_at is None) for name in keep))
-        values = [x, *(kept[name] for name in keep)]
-        x, *values = cut(values, rows=given.rows, length=given.length, axes=axes)
-        return x, dict(zip(keep, values, strict=True))
-    return x, {name: kept[name] for name in keep}
+
+
+def _first_stream(model: Transformer, given: Inputs, sites: Mapping[str, Site]) -> Float[Array, "B T D"]:
+    """Returns h_start: of tokens h_0, as a site changes it; a stream is returned in the model's dtype."""
+    if not jnp.issubdtype(given.x.dtype, jnp.floating):
+        return run_embed(model, given.x, given.context, given.type_ids, sites.get("embed"))
+    if "embed" in sites:
+        raise ValueError("site 'embed' is changed, but the inputs are a stream, which needs no embedding.")
+    return given.x.astype(model_dtype(model))
+
+
+def _inside_block(i: int, sites: Mapping[str, Site], keep: tuple[str, ...]) -> tuple[dict[str, Site], tuple[str, ...]]:
+    """Returns the sites to change and the names to keep in block i, named as inside it."""
+    block = f"block.{i}"
+    names = {name: BLOCK if name == block else name.removeprefix(f"{block}.") for name in (*sites, *keep)}
+    ours = {name: part for name, part in names.items() if name == block or name.startswith(f"{block}.")}
+    # In one order, since what is kept is part of the program.
+    wanted = tuple(sorted(ours[name] for name in keep if name in ours))
+    return {ours[name]: site for name, site in sites.items() if name in ours}, wanted
+
+
+def _without_padding(
+    given: Inputs, x: Float[Array, "rows length D"], kept: dict[str, Array], *, whole: bool
+) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    """Returns a stream and kept sites of the true size; `whole` says that they were not read at single tokens."""
+    if not given.is_padded:
+        return x, kept
+    axes = ((1,), *(_length_axes(name, value, whole=whole) for name, value in kept.items()))
+    x, *values = cut([x, *kept.values()], rows=given.rows, length=given.length, axes=axes)
+    return x, dict(zip(kept, values, strict=True))
 
 
 def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]:
     """Returns the axes of a kept value that are T long: that of tokens where the value is `whole`, that of keys."""
     tokens = (2 if is_square(name) else 1,) if whole else ()
     return (*tokens, value.ndim - 1) if is_square(name) else tokens
-
-
-def _run_stretch(
-    model: Transformer,
-    given: Inputs,
-    keep: tuple[str, ...],
-    sites: Mapping[str, Site],
-    start: int,
-    stop: int,
-    columns: Any,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns h_stop and the kept sites, in any order, from inputs that were checked; `columns` are those to read."""
-    x, context = given.x, given.context
-    read_at = None if columns is None else jnp.asarray(given.padded_rows(columns))
-    kept: dict[str, jax.Array] = {}
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        if "embed" in sites:
-            raise ValueError("site 'embed' is changed, but the inputs are a stream, which needs no embedding.")
-        x = x.astype(model_dtype(model))
-    else:
-        x = run_embed(model, x, context, given.type_ids, sites.get("embed"))
-    if "embed" in keep:
-        kept["embed"] = gather(x, read_at)
-    for i in range(start, stop):
-        name = f"block.{i}"
-        inside = name + "."
-        local_sites = {site.removeprefix(inside): part for site, part in sites.items() if site.startswith(inside)}
-        local_keep = [site.removeprefix(inside) for site in keep if site.startswith(inside)]
-        local_sites |= {BLOCK: sites[name]} if name in sites else {}
-        local_keep += [BLOCK] if name in keep else []
-        # In one order, since what is kept is part of the program.
-        x, values = run_block(model, i, x, context, local_sites, read_at, keep=tuple(sorted(local_keep)))
-        kept |= {name if part == BLOCK else inside + part: value for part, value in values.items()}
-    return x, kept | _read_end(model, x, keep, sites, read_at)
 
 
 def logits(
