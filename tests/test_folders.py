@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from jmat.report.results import read_results, write_results
-from jmat.runtime import files, folders, locks
+from jmat.runtime import files, locks, run_file
 from jmat.runtime.files import save_atomically, save_together, write_tensors
 from jmat.runtime.folders import check_output_folder, claim_output_folder
 from tests.inside import loaded
@@ -505,5 +505,5 @@ def test_every_script_that_has_an_output_folder_claims_it():
 
 
 def test_the_experiments_of_version_0_1_are_known():
-    assert "results.json" not in {name for wrote in folders._WRITTEN_BY_0_1.values() for name in wrote}
-    assert folders._WRITTEN_BY_0_1.keys() <= {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    assert "results.json" not in {name for wrote in run_file.WRITTEN_BY_0_1.values() for name in wrote}
+    assert run_file.WRITTEN_BY_0_1.keys() <= {path.stem for path in (ROOT / "experiments").glob("*.py")}

@@ -28,8 +28,8 @@ from jmat.report.notes import format_notes
 from jmat.report.tables import Row
 from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
-from jmat.runtime.folders import discard_replaced
 from jmat.runtime.json_files import read_json_object
+from jmat.runtime.replaced import discard_replaced
 from jmat.runtime.versions import package_version
 
 _HTML_TABLE = "white-space: pre; overflow-x: auto; line-height: 1.25"  # wide tables scroll

@@ -1,10 +1,6 @@
-"""Claims output folders: `run.json` says which run a folder belongs to, a lock that it is in use.
+"""Claims output folders: a lock keeps a second run out, and run.json says whose the folder is.
 
-run.json says which run a folder belongs to, and what that run has written there:
-
-    {"experiment": "r2", "config": {"model": "gpt2", …}, "wrote": ["results.json", "r2.png"]}
-
-Only what is listed is ever replaced or moved: everything else in the folder is the user's.
+Only what run.json lists is ever replaced or moved: everything else in the folder is the user's.
 """
 
 import contextlib
@@ -12,53 +8,25 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from jmat.runtime.files import is_temporary, local_path, save_atomically
+from jmat.runtime.files import is_temporary, local_path
 from jmat.runtime.locks import FolderLock
+from jmat.runtime.replaced import REPLACED, is_half_moved, move_aside, move_back
+from jmat.runtime.run_file import RESULTS, RUN, Owner, not_ours, read_owner, to_json, write_owner
 
-RUN, RESULTS = "run.json", "results.json"
-# The files of a run that is replaced stay there, with its run.json, until there are new results.
-_REPLACED = ".replaced"
 _FINISHED = ".checkpoints.finished"  # snapshots that are being deleted
-_MAPS = ("maps.json", "maps.safetensors")
-# Without run.json, a folder that holds one of these is a model's or an older run's.
-_TELLING = ("*.json", "*.safetensors", "checkpoints", "model", "steps")
-# What each experiment of version 0.1 could write, beside results.json: its run.json does not list it.
-_WRITTEN_BY_0_1: dict[str, tuple[str, ...]] = {
-    "layer_jump": ("layer_jump.png", *_MAPS, "checkpoints"),
-    "r2": ("r2.png", *_MAPS, "checkpoints"),
-    "submodule_ablation": ("submodule_ablation.png", *_MAPS),
-    "early_exit": ("early_exit.png", *_MAPS),
-    "peek": ("peek.json", "peek.html"),
-    "cross_corpus": ("pairs.png", "learning_curve.png"),
-    "linearity": (
-        *("linearity.png", "geometry.png", "errors.png", "checkpoints.png", "difference.png", "pairs.png"),
-        "checkpoints",
-    ),
-    "prune": ("prune.png", *_MAPS, "model"),
-    "probe": ("probe.png",),
-    "pretrain": ("checkpoints", "model", "steps"),
-    "regularizer_study": ("regularizer_study.png",),
-}
-
-
-class _Owner(NamedTuple):
-    """The content of run.json."""
-
-    experiment: str
-    config: dict[str, Any]
-    wrote: list[str]
 
 
 class OutputFolder:
-    """The claim of a run on its output folder, from before its first file until `release`; a context manager.
+    """Holds the claim of a run on its output folder, from before its first file until `release`.
+
+    It is a context manager.
 
     Attributes:
       folder: its path.
@@ -69,7 +37,7 @@ class OutputFolder:
     def __init__(
         self,
         folder: pathlib.Path,
-        owner: _Owner,
+        owner: Owner,
         writes: Collection[str],
         lock: FolderLock,
         made: Collection[pathlib.Path],
@@ -89,9 +57,9 @@ class OutputFolder:
             raise ValueError(f"{self._owner.experiment} writes {name}, which it had not claimed.")
         if name not in self._owner.wrote:
             if os.path.lexists(self.folder / name):
-                raise ValueError(_not_ours(self.folder, name))
+                raise ValueError(not_ours(self.folder, name))
             self._owner.wrote.append(name)
-            _write_owner(self.folder, self._owner)
+            write_owner(self.folder, self._owner)
         return self.folder / name
 
     def release(self) -> None:
@@ -100,9 +68,9 @@ class OutputFolder:
             written = [name for name in self._owner.wrote if os.path.lexists(self.folder / name)]
             if written:
                 if written != self._owner.wrote:
-                    _write_owner(self.folder, self._owner._replace(wrote=written))
-            elif (self.folder / _REPLACED / RUN).is_file():
-                _move_back(self.folder)
+                    write_owner(self.folder, self._owner._replace(wrote=written))
+            elif (self.folder / REPLACED / RUN).is_file():
+                move_back(self.folder)
             else:
                 (self.folder / RUN).unlink(missing_ok=True)
         _let_go(self._lock, self._made)
@@ -148,24 +116,24 @@ def claim_output_folder(
         if isinstance(value, float) and not np.isfinite(value):
             raise ValueError(f"--{name}={value}: expected a finite number.")
     folder = output_path(out)
-    mine = _Owner(experiment, json.loads(_to_json(dict(config))), [])
+    mine = Owner(experiment, json.loads(to_json(dict(config))), [])
     with _in_one_sentence(out):
         made, lock = _hold(folder, experiment)
         try:
-            if _is_half_moved(folder):
-                _move_back(folder)  # a process was killed while it moved files there, or back
-            owner = _read_owner(folder, overwrite=overwrite)
+            if is_half_moved(folder):
+                move_back(folder)  # a process was killed while it moved files there, or back
+            owner = read_owner(folder, overwrite=overwrite)
             ours = {RESULTS, *writes, *owner.wrote}
             _sweep(folder, ours, owner.wrote)
             _check_reads(folder, config, reads, ours)
             resumed, replaced = _check_owner(folder, owner, mine, overwrite=overwrite)
             if foreign := [n for n in (RESULTS, *writes) if os.path.lexists(folder / n) and n not in owner.wrote]:
-                raise ValueError(_not_ours(folder, foreign[0]))
+                raise ValueError(not_ours(folder, foreign[0]))
             own = [RESULTS, *(name for name in owner.wrote if resumed and name != RESULTS)]
             claim = OutputFolder(folder, mine._replace(wrote=own), writes, lock, made)
             if replaced:
-                claim.moved = _move_aside(folder, replaced)
-            _write_owner(folder, claim._owner)
+                claim.moved = move_aside(folder, replaced)
+            write_owner(folder, claim._owner)
             return claim
         except BaseException:
             _let_go(lock, made)
@@ -181,8 +149,8 @@ def check_output_folder(out: str | os.PathLike[str]) -> None:
     with _in_one_sentence(out):
         made, lock = _hold(folder, "a run that begins")
         try:
-            if not (folder / _REPLACED / RUN).exists():
-                _read_owner(folder, overwrite=True)
+            if not (folder / REPLACED / RUN).exists():
+                read_owner(folder, overwrite=True)
         finally:
             _let_go(lock, made)
 
@@ -195,12 +163,6 @@ def output_path(out: str | os.PathLike[str]) -> pathlib.Path:
         return pathlib.Path(out).expanduser()
     except RuntimeError:
         raise ValueError(f"--out={out}: there is no such user.") from None
-
-
-def discard_replaced(folder: pathlib.Path) -> None:
-    """Deletes the files of a run that was replaced, now that there are new results."""
-    if (folder / _REPLACED / RUN).is_file():
-        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -243,55 +205,7 @@ def _let_go(lock: FolderLock | None, made: Collection[pathlib.Path]) -> None:
             path.rmdir()
 
 
-def _read_owner(folder: pathlib.Path, *, overwrite: bool) -> _Owner:
-    """Returns what run.json says; an owner without a name where there is none, and nothing that tells of a run."""
-    names = {path.name for kind in _TELLING for path in folder.glob(kind)}
-    telling = sorted(name for name in names - {RUN} if is_temporary(name) not in (RUN, RESULTS))
-    try:
-        text = (folder / RUN).read_text("utf-8", errors="replace")
-    except FileNotFoundError:
-        if telling == [RESULTS] and (owner := _owner_of_results(folder)) is not None:
-            return owner
-        if telling:
-            raise ValueError(
-                f"{folder} holds {telling[0]}, and no run.json that says which run wrote it; choose another --out."
-            ) from None
-        return _Owner("", {}, [])
-    if not _is_run_of_jmat(text):
-        raise ValueError(_not_ours(folder, RUN))
-    try:
-        content = json.loads(text)
-        wrote = content.get("wrote")
-        if wrote is None:
-            wrote = [RESULTS, *_WRITTEN_BY_0_1.get(content["experiment"], ())]
-        if not all(pathlib.PurePath(name).name == name not in ("", "..") for name in wrote):
-            raise ValueError("a path that leads out of the folder")
-        return _Owner(content["experiment"], dict(content["config"]), list(wrote))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        if telling and not overwrite:
-            raise ValueError(f"{folder / RUN} is damaged; choose another --out, or --overwrite.") from None
-    return _Owner("", {}, [RESULTS] if RESULTS in telling else [])
-
-
-def _is_run_of_jmat(text: str) -> bool:
-    """Returns whether a run.json is one of jmat's, perhaps a damaged one, and not a user's file of that name."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return re.match(r'\{\s*"experiment"|$', text.strip("\0 \t\r\n")) is not None
-    return isinstance(content, dict) and {"experiment", "config"} <= content.keys()
-
-
-def _owner_of_results(folder: pathlib.Path) -> _Owner | None:
-    """Returns whose results.json it is where version 0.1 wrote no run.json beside it."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        content = json.loads((folder / RESULTS).read_text("utf-8"))
-        if content["experiment"] == "bundled_quality":
-            return _Owner(content["experiment"], dict(content["config"]), [RESULTS])
-    return None
-
-
-def _check_owner(folder: pathlib.Path, owner: _Owner, mine: _Owner, *, overwrite: bool) -> tuple[bool, list[str]]:
+def _check_owner(folder: pathlib.Path, owner: Owner, mine: Owner, *, overwrite: bool) -> tuple[bool, list[str]]:
     """Returns whether a run goes on in its own folder, and else which files of another run are to be replaced."""
     differing = [key for key in {**owner.config, **mine.config} if owner.config.get(key) != mine.config.get(key)]
     if owner.experiment == mine.experiment and not differing:
@@ -330,7 +244,7 @@ def _check_reads(
         if path is None or not path.is_relative_to(home) or not os.path.exists(path):
             continue
         inside = path.relative_to(home).parts
-        if not inside or inside[0] in (*ours, _REPLACED):
+        if not inside or inside[0] in (*ours, REPLACED):
             raise ValueError(
                 f"--{flag}={name} lies in the output folder {folder}, which is written to: choose another --out."
             )
@@ -347,61 +261,3 @@ def _sweep(folder: pathlib.Path, ours: Collection[str], wrote: Collection[str]) 
         for path in (folder / name).rglob("*"):
             if is_temporary(path.name) and path.is_file():
                 path.unlink(missing_ok=True)
-
-
-def _move_aside(folder: pathlib.Path, names: Collection[str]) -> pathlib.Path:
-    """Moves files of a run to OUT/.replaced; those of a run before it, without successor yet, stay there instead."""
-    aside = folder / _REPLACED
-    aside.mkdir(exist_ok=True)
-    if not (aside / RUN).exists() and any(is_temporary(path.name) != RUN for path in aside.iterdir()):
-        raise ValueError(_not_ours(folder, _REPLACED))
-    if (aside / RUN).exists():
-        for path in (folder / name for name in names):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        return aside
-    content = (folder / RUN).read_bytes()
-    save_atomically(aside / RUN, lambda path: path.write_bytes(content))
-    for name in names:
-        (folder / name).rename(aside / name)
-    return aside
-
-
-def _move_back(folder: pathlib.Path) -> None:
-    """Moves the files of OUT/.replaced to where they were."""
-    aside = folder / _REPLACED
-    content = (aside / RUN).read_bytes()
-    save_atomically(folder / RUN, lambda path: path.write_bytes(content))
-    for path in aside.iterdir():
-        if path.name != RUN and not os.path.lexists(folder / path.name):
-            path.rename(folder / path.name)
-    (aside / RUN).unlink()
-    with contextlib.suppress(OSError):
-        aside.rmdir()
-
-
-def _is_half_moved(folder: pathlib.Path) -> bool:
-    """Returns whether OUT/.replaced holds files of the run whose folder this still is."""
-    try:
-        content = (folder / _REPLACED / RUN).read_bytes()
-        return not (folder / RUN).exists() or (folder / RUN).read_bytes() == content
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _write_owner(folder: pathlib.Path, owner: _Owner) -> None:
-    text = _to_json(owner._asdict())
-    save_atomically(folder / RUN, lambda path: path.write_text(text, "utf-8"))
-
-
-def _not_ours(folder: pathlib.Path, name: str) -> str:
-    return (
-        f"{folder} holds {name}, which no run is known to have written and this one would replace: move it away, or "
-        "choose another --out."
-    )
-
-
-def _to_json(content: Any) -> str:
-    return json.dumps(content, indent=1, allow_nan=False, default=str) + "\n"

@@ -287,7 +287,7 @@ _FIRST = [
     ),
     Change(
         "jmat/runtime/folders.py",
-        "if not inside or inside[0] in (*ours, _REPLACED):",
+        "if not inside or inside[0] in (*ours, REPLACED):",
         "if not inside or inside[0] in ours:",
         "a run may read what --overwrite is about to delete",
         "test_folders.py",

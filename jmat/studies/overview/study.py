@@ -14,7 +14,7 @@ from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.report.results import Results, environment, ignore_message
 from jmat.runtime.files import save_atomically
-from jmat.runtime.folders import discard_replaced
+from jmat.runtime.replaced import discard_replaced
 from jmat.studies import peek
 from jmat.studies.overview import finished, rules
 from jmat.studies.overview.claims import HOLDS, Verdict, verdicts
