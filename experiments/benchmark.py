@@ -29,7 +29,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import cli, common
+from experiments import cli, common, text_flags
 from experiments.benchmarking import maps, passes
 from experiments.benchmarking.rows import format_errors, format_ratios
 from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_sentences
@@ -76,19 +76,19 @@ def main(argv: list[str]) -> None:
         FLAGS[name].value = size
     out = output_path(f"runs/benchmark-{_SHAPE.value}" if FLAGS.out is None else FLAGS.out)
     judged = not _SMOKE.value and _SHAPE.value != "tiny"
-    cli.claim_folder(out, "benchmark", common.own_flags(), overwrite=FLAGS.overwrite)
+    cli.claim_folder(out, "benchmark", cli.own_flags(), overwrite=FLAGS.overwrite)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = set_up(pathlib.Path(folder))
         about: dict[str, Any] = {
             "model_hash": model_hash(parameters(bench.model)),
-            "text": common.describe_text("random tokens", Examples(bench.fit, bench.eval)),
+            "text": text_flags.describe_text("random tokens", Examples(bench.fit, bench.eval)),
         }
         for part in (part for part in PARTS if part in parts):
             cli.say(f"measuring {part}")
             rows += [{key: row[key] for key in row if judged or key != "met"} for row in PARTS[part](bench)]
             # After each part, so that nothing measured is lost if a later one fails.
-            write_results(out, "benchmark", common.own_flags(), rows, **about)
+            write_results(out, "benchmark", cli.own_flags(), rows, **about)
     if "condition" in parts:
         errors = [row for row in rows if row["metric"] == "prediction_error"]
         print(format_errors(errors), end="\n\n")

@@ -10,7 +10,7 @@ this before it trains one. A data set of the hub is not downloaded.
 import importlib
 import sys
 
-from experiments import cli, common
+from experiments import cli, common, text_flags
 from jmat.data import hub_corpora
 from jmat.data.corpus import named_corpus
 from jmat.data.examples import load_examples
@@ -21,12 +21,12 @@ FLAGS = common.FLAGS
 def main(argv: list[str]) -> None:
     """Checks the text."""
     del argv
-    common.check_text_flags()
+    text_flags.check_text_flags()
     source = FLAGS.examples or FLAGS.corpus
-    if common.is_prepared(source):
+    if text_flags.is_prepared(source):
         load_examples(source)
     elif named_corpus(source) not in hub_corpora.SOURCES:
-        common.draw_sentences(source)
+        text_flags.draw_sentences(source)
 
 
 if __name__ == "__main__":

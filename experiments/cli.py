@@ -12,7 +12,7 @@ import absl.logging
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments import tracking
+from experiments import figure_flags, tracking
 from experiments.children import end_with_parent
 from experiments.help import asks_for_help, print_help
 from experiments.streams import lasting_streams
@@ -175,3 +175,11 @@ def run(main: Callable[[list[str]], None]) -> None:
             return
         end_with_parent()
         app.run(guarded)
+
+
+def own_flags(module: str | None = None) -> dict[str, Any]:
+    """Returns the flags of the running experiment, or of a module, by name, as results.json records them."""
+    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", "studies"}
+    skip |= {*figure_flags.NAMES, "track"}
+    given = {flag.name: flag.value for flag in flags.FLAGS.get_key_flags_for_module(module or sys.argv[0])}
+    return {name: value for name, value in given.items() if name not in skip}

@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, common, figure_flags
+from experiments import cli, common, figure_flags, text_flags
 from jmat.checkpoint.load import load
 from jmat.runtime.checks import check_same_kind
 from jmat.studies import probe
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     other = None if _AGAINST.value is None else load_other(job, _AGAINST.value, reads_corpus=labels is None)
     examples = texts or job.examples
     if other is not None and labels is None:
-        other = other._replace(examples=common.prepare_examples(other.model, other.tokenizer, job.source))
+        other = other._replace(examples=text_flags.prepare_examples(other.model, other.tokenizer, job.source))
     given: dict[str, Any] = {"labels": labels, "against": other, **job.context}
     results = probe.run(job.model, examples, job.options(probe.Options), **given)
     job.publish(results, text={**dict(results.text or {}), "source": _LABELS.value} if labels else None)

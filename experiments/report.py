@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     job = common.start("report", writes=WRITES, options=overview.Options, needs_head=False)
 
     def described(results: Results) -> Results:
-        settings = {**results.config, **common.own_flags(common.__name__), **_NOT_GIVEN.get(results.experiment, {})}
+        settings = {**results.config, **cli.own_flags(common.__name__), **_NOT_GIVEN.get(results.experiment, {})}
         return job.described(results, config={k: v for k, v in settings.items() if not k.startswith("snapshot_")})
 
     given: dict[str, Any] = {"folder": job.out, "before": job.path, "described": described, **job.context}

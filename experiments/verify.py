@@ -27,7 +27,7 @@ flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite", "track"):
     flags.declare_key_flag(name)
 
-FLAGS = flags.FLAGS
+FLAGS = common.FLAGS
 
 
 def main(argv: list[str]) -> None:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--track={FLAGS.track} sends what a run writes: give --out, too.")
     if FLAGS.out is not None:
         out = output_path(FLAGS.out)
-        cli.claim_folder(out, "verify", common.own_flags(), reads=("model",), overwrite=FLAGS.overwrite)
+        cli.claim_folder(out, "verify", cli.own_flags(), reads=("model",), overwrite=FLAGS.overwrite)
     folder = find(FLAGS.model, revision=FLAGS.revision)
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     results = verify.run(model, FLAGS.text, options, tokenizer=tokenizer, folder=folder, say=cli.say)
     print(results.table())
     if FLAGS.out is not None:
-        dataclasses.replace(results, config=common.own_flags()).save(out)
+        dataclasses.replace(results, config=cli.own_flags()).save(out)
         print(f"wrote {out}/results.json")
     if results.verdict == "WRONG":
         sys.exit(1)

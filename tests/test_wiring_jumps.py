@@ -148,7 +148,7 @@ def test_by_default_the_sentences_are_those_of_docs_that_no_bundled_model_was_tr
     parts = corpus.split(sentences)
     monkeypatch.setitem(corpus._NAMED, "docs", lambda: sentences)
     with loaded("layer_jump") as script:
-        monkeypatch.setattr(script.common, "docs_sentences", lambda: sentences)
+        monkeypatch.setattr(script.common.text_flags, "docs_sentences", lambda: sentences)
         outcome = call("layer_jump", num_fit=70, num_eval=30, targets="final")
     lab = Lab(num_fit=70, num_eval=30, source="docs")
     assert set(lab.sentences[0]) < set(parts["fit"])

@@ -251,7 +251,7 @@ def test_probe_reads_the_text_in_the_tokens_of_each_model(monkeypatch):
     )
     job.context, job.publish, job.options = {}, lambda *results, **text: None, lambda kind: kind()
     with loaded("probe") as script:
-        monkeypatch.setattr(script.common, "prepare_examples", lambda *of: asked.append(of) or other.examples)
+        monkeypatch.setattr(script.text_flags, "prepare_examples", lambda *of: asked.append(of) or other.examples)
         monkeypatch.setattr(script.common, "start", lambda *names, **files: job)
         monkeypatch.setattr(script.probe, "run", study)
         monkeypatch.setattr(script, "load", lambda name, dtype: second)

@@ -69,7 +69,7 @@ CHANGES = [
         "test_wiring_jumps.py test_experiments.py test_r2.py",
     ),
     Change(
-        "experiments/common.py",
+        "experiments/text_flags.py",
         "fit, held_out = draw_sentences(source)\n            examples",
         "held_out, fit = draw_sentences(source)\n            examples",
         "fit and evaluation text change places on their way from a corpus",
@@ -112,7 +112,7 @@ CHANGES = [
     ),
     Change(
         "experiments/probe.py",
-        "examples=common.prepare_examples(other.model, other.tokenizer, job.source)",
+        "examples=text_flags.prepare_examples(other.model, other.tokenizer, job.source)",
         "examples=job.examples",
         "the second model reads text in the tokens of the first",
         "test_wiring_rest.py test_probe.py",
@@ -169,7 +169,7 @@ CHANGES = [
         "test_corpus.py test_provenance.py",
     ),
     Change(
-        "experiments/common.py",
+        "experiments/text_flags.py",
         '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
         '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.fit)}',
         "results.json gives the fingerprint of the fit text as that of the evaluation text",

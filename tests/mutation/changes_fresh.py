@@ -38,7 +38,7 @@ CHANGES = [
         ),
     ),
     Change(
-        "experiments/common.py",
+        "experiments/text_flags.py",
         '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
         '"fit": fingerprint(examples.eval), "eval": fingerprint(examples.fit)}',
         "cross_corpus: the fingerprints of fit and eval are swapped in results.json",

@@ -747,7 +747,7 @@ _SECOND = [
     ),
     Change(
         "experiments/report.py",
-        "settings = {**results.config, **common.own_flags",
+        "settings = {**results.config, **cli.own_flags",
         "settings = {**common.own_flags",
         "the page's studies lose their own settings",
         "test_overview.py test_kept.py test_wiring_units.py",
