@@ -77,7 +77,7 @@ CHANGES = [
         "test_tracking.py",
     ),
     Change(
-        "experiments/common.py",
+        "experiments/cli.py",
         'skip |= {*figure_flags.NAMES, "track"}',
         "skip |= {*figure_flags.NAMES}",
         "a run with --track does not go on without it",
