@@ -69,7 +69,7 @@ def read_weights(folder):
 
 
 def read_maps(folder):
-    return all(np.isfinite(linear.W).all() for linear in read_folder(folder)[0].values())
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(dict(read_folder(folder)[0])))
 
 
 def read_both(folder):

@@ -97,7 +97,8 @@ def test_files_follow_the_contract(tmp_path):
     assert set(tensors) == {"mat.0.2", "attn.1", "attn.1.bias"}
     about = json.loads((tmp_path / "maps.json").read_text())
     assert about["convention"] == "y = x @ W (+ b)"
-    assert about["maps"]["mat.0.2"] == {"shape": [4, 4], "bias": False, "rank": 4, "condition": 12.5}
+    written = {"shape": [4, 4], "bias": False, "kind": "mat", "apply": "y = x @ W", "rank": 4, "condition": 12.5}
+    assert about["maps"]["mat.0.2"] == written
     assert {path.name for path in tmp_path.iterdir()} == {"maps.safetensors", "maps.json"}
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jmat.data.examples import Examples, save_examples
+from jmat.maps.compact import LowRank, quantised
 from jmat.maps.files import MapsInfo, save_maps
 from jmat.maps.types import Linear
 from tests import families, hf, mutated_files
@@ -33,7 +34,8 @@ def whole(tmp_path_factory):
     write(hf.make(case), folder / "model.gguf")
     save_examples(folder / "examples.npz", Examples(make_split([3, 1, 40], [2, 0, 3]), make_split([5, 9], [4, 4])))
     info = MapsInfo(model="m", model_hash="h", protocol="p", corpus="c", n=9, seed=0, dtype="bfloat16")
-    save_maps(folder, {"mat.1.2": Linear(jnp.eye(16), jnp.ones(16))}, info)
+    low = quantised(LowRank(jnp.eye(16)[:, :2], jnp.eye(16)[:2], jnp.ones(16)))
+    save_maps(folder, {"mat.1.2": Linear(jnp.eye(16), jnp.ones(16)), "rank:2.1.2": low}, info)
     (folder / "pruned.json").write_text(json.dumps({"method": "map", "removed": [1], "blocks": "1"}))
     rows = [{"metric": "precision@1", "map": "mat", "layer": i, "value": 0.5, "n": 9} for i in range(3)]
     (folder / "results.json").write_text(json.dumps({"experiment": "layer_jump", "config": {}, "rows": rows}))

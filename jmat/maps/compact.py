@@ -6,7 +6,6 @@ A matrix of a map can also be a `Quantised` one, int8 by row, which takes a quar
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int8
 from numpy import ndarray
 
+from jmat.maps.types import Constant, Identity, Linear
 from jmat.models.edits import IgnoresPadding
+from jmat.runtime.annotations import Leaf
 
 _STEPS = 127  # of int8 on either side of zero
-
-# As in `jmat.maps.types`, the array fields are annotated Any: a pytree's leaves can be anything.
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["A", "B", "bias"], meta_fields=[])
@@ -26,9 +25,9 @@ _STEPS = 127  # of int8 on either side of zero
 class LowRank(IgnoresPadding):
     """`y = (x @ A) @ B (+ bias)`, in the dtype of x, for `A [D, r]`, `B [r, E]` and `bias [E]`."""
 
-    A: Any
-    B: Any
-    bias: Any = None
+    A: Leaf[Array | ndarray]
+    B: Leaf[Array | ndarray]
+    bias: Leaf[Array | ndarray | None] = None
 
     def __call__(self, x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
         y = jnp.matmul(jnp.matmul(x, self.A.astype(x.dtype)), self.B.astype(x.dtype))
@@ -40,11 +39,11 @@ class LowRank(IgnoresPadding):
 class Diagonal(IgnoresPadding):
     """`y = x * s (+ bias)`, coordinate by coordinate, for `s [D]` and `bias [D]`."""
 
-    s: Any
-    bias: Any = None
+    s: Leaf[Array | ndarray]
+    bias: Leaf[Array | ndarray | None] = None
 
     def __call__(self, x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch D"]:
-        y = x * self.s.astype(x.dtype)
+        y = jnp.asarray(x) * self.s.astype(x.dtype)
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
 
@@ -53,8 +52,8 @@ class Diagonal(IgnoresPadding):
 class Hadamard(IgnoresPadding):
     """`y = ((x @ H) * s) @ H (+ bias)`: a diagonal map in rotated coordinates, H being `rotation(D)`."""
 
-    s: Any
-    bias: Any = None
+    s: Leaf[Array | ndarray]
+    bias: Leaf[Array | ndarray | None] = None
 
     def __call__(self, x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch D"]:
         y = rotate(rotate(x) * self.s.astype(x.dtype))
@@ -69,11 +68,11 @@ class Hidden(IgnoresPadding):
     With `W [D, E]`, `U [D, m]`, `c [m]`, `V [m, E]` and `bias [E]`; gelu is the exact one.
     """
 
-    W: Any
-    U: Any
-    c: Any
-    V: Any
-    bias: Any
+    W: Leaf[Array | ndarray]
+    U: Leaf[Array | ndarray]
+    c: Leaf[Array | ndarray]
+    V: Leaf[Array | ndarray]
+    bias: Leaf[Array | ndarray]
 
     def __call__(self, x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
         W, U, c, V, bias = (leaf.astype(x.dtype) for leaf in (self.W, self.U, self.c, self.V, self.bias))
@@ -123,6 +122,9 @@ def _hartley(m: int) -> Float[ndarray, "m m"]:
     return (np.cos(angle) + np.sin(angle)) / math.sqrt(m)
 
 
+Map = Identity | Constant | Linear | LowRank | Diagonal | Hadamard | Hidden
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "scale"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantised:
@@ -132,8 +134,8 @@ class Quantised:
     weights, so one scale for all rows would lose these.
     """
 
-    values: Any
-    scale: Any
+    values: Leaf[Array | ndarray]
+    scale: Leaf[Array | ndarray]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,9 +147,9 @@ class Quantised:
         """Returns 2."""
         return len(self.shape)
 
-    def astype(self, dtype: Any) -> Float[Array, "D E"]:
+    def astype(self, dtype: jnp.dtype | type) -> Float[Array, "D E"]:
         """Returns the matrix in floating point, as maps take it."""
-        return self.values.astype(dtype) * self.scale.astype(dtype)[:, None]
+        return jnp.asarray(self.values).astype(dtype) * self.scale.astype(dtype)[:, None]
 
 
 @jax.jit
@@ -164,6 +166,6 @@ def is_quantised(leaf: object) -> bool:
     return isinstance(leaf, Quantised)
 
 
-def quantised(stand_in: Any) -> Any:
+def quantised(stand_in: Map) -> Map:
     """Returns a map with its matrices in int8 by row; vectors stay as they are."""
     return jax.tree.map(lambda leaf: quantise(leaf) if jnp.ndim(leaf) == 2 else leaf, stand_in)

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import numpy as np
 
-from jmat.maps.compact import Hadamard, is_quantised, rotation_flops
+from jmat.maps.compact import Hadamard, Map, is_quantised, rotation_flops
 from jmat.maps.types import Constant
 
 
@@ -26,7 +25,7 @@ class MapCost:
     flops: int
 
 
-def map_cost(stand_in: Any) -> MapCost:
+def map_cost(stand_in: Map) -> MapCost:
     """Returns what a map costs.
 
     A matrix takes two operations a weight, a vector one a coordinate, a rotation what

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+from numpy import ndarray
 
-from jmat.maps.types import Linear
+from jmat.maps.compact import Map
+from jmat.maps.forms import Form, build, described, fits, read_form, tensors_of
 from jmat.runtime.annotations import Fields
 from jmat.runtime.digests import model_hash
 from jmat.runtime.errors import in_one_line, readable_errors
@@ -59,7 +61,7 @@ class MapsInfo:
 
 def save_maps(
     folder: str | pathlib.Path,
-    maps: Mapping[str, Linear],
+    maps: Mapping[str, Map],
     info: MapsInfo,
     statistics: Mapping[str, Fields] | None = None,
 ) -> None:
@@ -69,25 +71,18 @@ def save_maps(
 
     Args:
         folder: where to.
-        maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module. A bias is stored as
-            `NAME.bias`.
+        maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module.
         info: goes into both files, so that loading notices where they do not belong together.
         statistics: of the fits, by name (`{"mat.0.12": {"rank": 768, "condition": 1.2e4}}`), for the JSON.
 
     Raises:
+        ValueError: a map of a type that has no form in maps.json (`jmat.maps.forms`).
         OSError: the files cannot be written; what was there before is untouched.
     """
-    tensors = {}
-    for name, linear in maps.items():
-        tensors[name] = np.ascontiguousarray(linear.W)
-        if linear.bias is not None:
-            tensors[f"{name}.bias"] = np.ascontiguousarray(linear.bias)
-    described = {
-        name: {"shape": list(linear.W.shape), "bias": linear.bias is not None, **(statistics or {}).get(name, {})}
-        for name, linear in maps.items()
-    }
+    tensors = {at: part for name, stand_in in maps.items() for at, part in tensors_of(name, stand_in).items()}
+    about_maps = {name: {**described(name, each), **(statistics or {}).get(name, {})} for name, each in maps.items()}
     about = dataclasses.asdict(info)
-    content = {**about, "checksum": model_hash(tensors), "maps": described}
+    content = {**about, "checksum": model_hash(tensors), "maps": about_maps}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     folder = pathlib.Path(folder)
     save_together(
@@ -101,7 +96,7 @@ def save_maps(
 @readable_errors()
 def read_maps(
     folder: str | pathlib.Path, *, model_hash: str | None = None, width: int | None = None
-) -> tuple[dict[str, Linear], MapsInfo]:
+) -> tuple[dict[str, Map], MapsInfo]:
     """Reads what `save_maps` wrote. Nothing in the files is ever executed.
 
     Args:
@@ -115,8 +110,8 @@ def read_maps(
     """
     folder = pathlib.Path(folder)
     _refuse_pickles(folder)
-    info, checksum, described = _read_json(folder / "maps.json")
-    maps = _read_tensors(folder / "maps.safetensors", info, checksum, described)
+    info, checksum, forms = _read_json(folder / "maps.json")
+    maps = _read_tensors(folder / "maps.safetensors", info, checksum, forms)
     if info.convention != CONVENTION:
         raise ValueError(f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose them.")
     if model_hash is not None and info.model_hash != model_hash:
@@ -124,18 +119,19 @@ def read_maps(
             f"the maps in {folder} were fitted on {info.model} with weights {info.model_hash}; this model's weights "
             f"are {model_hash}. Fit maps for it, or load the model they belong to."
         )
-    for name, linear in maps.items():
-        if not all(np.isfinite(values).all() for values in jax.tree.leaves(linear)):
+    for name, stand_in in maps.items():
+        shape = forms[name].shape
+        if not all(np.isfinite(values).all() for values in jax.tree.leaves(stand_in)):
             raise ValueError(f"map {name!r} in {folder} holds NaN or infinity: fit the maps again.")
-        if linear.W.ndim != 2 or (linear.bias is not None and linear.bias.shape != linear.W.shape[1:]):
-            bias = None if linear.bias is None else linear.bias.shape
+        if not fits(stand_in, forms[name]):
+            parts = ", ".join(f"{field} {value.shape}" for field, value in vars(stand_in).items() if value is not None)
             raise ValueError(
-                f"map {name!r} in {folder} has W {linear.W.shape} and bias {bias}; expected [D, E] and [E]."
+                f"map {name!r} in {folder} has {parts}; expected what makes {forms[name].apply!r} a map {list(shape)}."
             )
-        if width is not None and linear.W.shape != (width, width):
+        if width is not None and shape != (width,) * len(shape):
             raise ValueError(
-                f"map {name!r} in {folder} is {linear.W.shape}; this model needs {(width, width)}: these maps belong "
-                "to a model of another width."
+                f"map {name!r} in {folder} is {shape}; this model needs {(width, width)}: these maps belong to a model "
+                "of another width."
             )
     return maps, info
 
@@ -151,16 +147,16 @@ def _refuse_pickles(folder: pathlib.Path) -> None:
         )
 
 
-def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, tuple[tuple[int, ...], bool]]]:
-    """Returns where maps come from, the checksum of their tensors, and of each its shape and whether it has a bias.
+def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, Form]]:
+    """Returns where maps come from, the checksum of their tensors, and the form of each.
 
     Files written before there were checksums have none.
     """
     try:
         content = read_json_object(path)
         checksum = content.pop("checksum", None)
-        described = {name: (tuple(about["shape"]), bool(about["bias"])) for name, about in content.pop("maps").items()}
-        return MapsInfo(**content), checksum, described
+        forms = {name: read_form(about) for name, about in content.pop("maps").items()}
+        return MapsInfo(**content), checksum, forms
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -176,8 +172,8 @@ def _written_with(text: str) -> MapsInfo | None:
 
 
 def _read_tensors(
-    path: pathlib.Path, info: MapsInfo, checksum: str | None, described: Mapping[str, tuple[tuple[int, ...], bool]]
-) -> dict[str, Linear]:
+    path: pathlib.Path, info: MapsInfo, checksum: str | None, forms: Mapping[str, Form]
+) -> dict[str, Map]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             written = (file.metadata() or {}).get("info")
@@ -188,16 +184,21 @@ def _read_tensors(
         raise ValueError(
             f"{path} is truncated or damaged ({in_one_line(error)}): fit the maps again, or copy it anew."
         ) from None
-    expected = described.keys() | {f"{name}.bias" for name, (_, bias) in described.items() if bias}
+    expected = {at for name, form in forms.items() for names in form.names(name).values() for at in names}
     if (
         tensors.keys() != expected
         or (written is not None and _written_with(written) != info)
-        or any(tensors[name].shape != shape for name, (shape, _) in described.items())
+        or any(name in tensors and tensors[name].shape != form.shape for name, form in forms.items())
     ):
         raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")
     if checksum is not None and model_hash(tensors) != checksum:
         raise ValueError(f"{path} is damaged (its checksum is not the one in maps.json): copy it anew, or fit again.")
-    if wrong := [name for name, values in tensors.items() if not jnp.issubdtype(values.dtype, jnp.floating)]:
-        raise ValueError(f"{wrong[0]!r} in {path} is {tensors[wrong[0]].dtype}; expected floating-point numbers.")
+    for name, values in tensors.items():
+        if name.endswith(".int8") != (values.dtype == np.int8) or (values.dtype != np.int8 and not _is_float(values)):
+            raise ValueError(f"{name!r} in {path} is {values.dtype}; expected floating-point numbers.")
     arrays = {name: jnp.asarray(values) for name, values in tensors.items()}
-    return {name: Linear(arrays[name], arrays.get(f"{name}.bias")) for name in described}
+    return {name: build(name, form, arrays) for name, form in forms.items()}
+
+
+def _is_float(values: ndarray) -> bool:
+    return jnp.issubdtype(values.dtype, jnp.floating)

@@ -12,7 +12,7 @@ from typing import Any
 
 from jmat.maps import closed_forms
 from jmat.maps.closed_forms import AUTO
-from jmat.maps.compact import quantised
+from jmat.maps.compact import Map, quantised
 from jmat.maps.regression import Regression
 
 INT8 = "+int8"
@@ -32,7 +32,7 @@ class Entry:
       is_square: source and target must be equally wide.
     """
 
-    fit: Callable[[Regression, Any], Any]
+    fit: Callable[[Regression, Any], Map]
     parse: Callable[[str], Parameter]
     example: str
     needs_head: bool = False
@@ -155,7 +155,7 @@ def parse_kinds(texts: Iterable[str]) -> list[Kind]:
     return kinds
 
 
-def fit_kind(kind: Kind, pair: Regression) -> Any:
+def fit_kind(kind: Kind, pair: Regression) -> Map:
     """Returns the map of a kind, fitted to the moments of a pair; those of all pairs together for a pooled kind.
 
     What one fit factorises is kept in `pair` for the next ones.

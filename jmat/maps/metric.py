@@ -5,7 +5,6 @@ model is no linear map: its Jacobian at the mean of the final stream stands in f
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +59,7 @@ def _metric_roots(gamma: Array) -> tuple[Array, Array]:
     return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
 
 
-def _jacobian(model: Transformer, mean: Any) -> Float[Array, "D V"]:
+def _jacobian(model: Transformer, mean: Float[Array | ndarray, " D"]) -> Float[Array, "D V"]:
     """Returns the derivative of the logits by the final stream, transposed."""
     norm, head = model.final_norm, model.head
     if isinstance(head, Head) and isinstance(norm, LayerNorm | RMSNorm | NoNorm):

@@ -4,29 +4,30 @@ import pathlib
 from collections.abc import Mapping
 
 from jmat.checkpoint import parameters
+from jmat.maps.compact import Map
 from jmat.maps.files import MapsInfo, read_maps
 from jmat.maps.files import save_maps as write_maps
-from jmat.maps.types import Linear
+from jmat.maps.forms import TYPE_NAMES, TYPES
 from jmat.models.family import Transformer
 from jmat.runtime.digests import model_hash
 from jmat.runtime.versions import package_version
 
 
-class Maps(dict[str, Linear]):
+class Maps(dict[str, Map]):
     """Holds maps by name, such as `mat.3.8` from layer 3 to layer 8.
 
     Attributes:
       info: which model and text they come from.
     """
 
-    def __init__(self, maps: Mapping[str, Linear], info: MapsInfo):
+    def __init__(self, maps: Mapping[str, Map], info: MapsInfo):
         super().__init__(maps)
         self.info = info
 
 
 def save_maps(
     folder: str | pathlib.Path,
-    maps: Mapping[str, Linear],
+    maps: Mapping[str, Map],
     *,
     model: Transformer | None = None,
     info: MapsInfo | None = None,
@@ -47,8 +48,8 @@ def save_maps(
       ValueError: neither `model` nor `info` is given; there are no maps, or something else.
       OSError: the files cannot be written.
     """
-    if wrong := [name for name, linear in maps.items() if not isinstance(linear, Linear)]:
-        raise ValueError(f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected jmat.Linear.")
+    if wrong := [name for name, stand_in in maps.items() if not isinstance(stand_in, TYPES)]:
+        raise ValueError(f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected {TYPE_NAMES}.")
     if not maps:
         raise ValueError("there are no maps to save.")
     if info is None:

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from jmat.maps.compact import Map
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
-from jmat.maps.types import Linear
 from jmat.report.drawing import Drawing, Width, check_format, save_figure, width_in_inches
 from jmat.report.notes import format_notes
 from jmat.report.tables import Row
@@ -71,7 +71,7 @@ class Results:
     config: Mapping[str, Any]
     model_hash: str | Mapping[str, str] | None = None
     text: Mapping[str, Any] | None = None
-    maps: Mapping[str, Linear] = dataclasses.field(default_factory=dict)
+    maps: Mapping[str, Map] = dataclasses.field(default_factory=dict)
     maps_info: MapsInfo | None = None
     figures: Mapping[str, Callable[..., Figure]] = dataclasses.field(default_factory=dict)
     tables: Callable[[Sequence[Row]], str] = _print_nothing

@@ -17,8 +17,8 @@ from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, fingerprint, mask_positions
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
+from jmat.maps.compact import Map
 from jmat.maps.files import MapsInfo
-from jmat.maps.types import Linear
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
@@ -185,7 +185,7 @@ def report(
     options: Settings,
     rows: list[dict[str, Any]],
     *,
-    maps: dict[str, Linear] | None = None,
+    maps: Mapping[str, Map] | None = None,
     n: int | None = None,
     text: Mapping[str, Any] | None = None,
     **shown: Any,

@@ -509,8 +509,8 @@ _SECOND = [
     ),
     Change(
         "jmat/maps/files.py",
-        "if width is not None and linear.W.shape != (width, width):",
-        "if width is not None and linear.W.shape[0] != width:",
+        "if width is not None and shape != (width,) * len(shape):",
+        "if width is not None and shape[:1] != (width,):",
         "maps to another width are taken",
         "test_maps.py test_peek.py test_prune.py",
     ),

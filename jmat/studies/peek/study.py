@@ -15,9 +15,10 @@ from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import check_text
 from jmat.data.examples import Examples, Split, fingerprint, mask_positions
 from jmat.forward import logits
+from jmat.maps.compact import Map
 from jmat.maps.files import read_maps
 from jmat.maps.jumps import fit_jumps
-from jmat.maps.types import Identity, Linear
+from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import stream_sites
@@ -86,7 +87,7 @@ def run(
     options: Options = Options(),
     *,
     tokenizer: Any,
-    maps: Mapping[str, Linear] | str | pathlib.Path | None = None,
+    maps: Mapping[str, Map] | str | pathlib.Path | None = None,
     examples: Examples | Sequence[str] | None = None,
     say: Say | None = None,
     shared: SharedActivations | None = None,
@@ -185,8 +186,8 @@ def without_gap(text: str, tokenizer: Any, masked: bool) -> str:
 
 
 def _given_maps(
-    model: Transformer, maps: Mapping[str, Linear] | str | pathlib.Path, layers: Sequence[int]
-) -> dict[int, Linear]:
+    model: Transformer, maps: Mapping[str, Map] | str | pathlib.Path, layers: Sequence[int]
+) -> dict[int, Map]:
     """Returns the maps from the layers to the final one; those of a folder are refused if they are another model's."""
     config, source = model.config, "maps="
     if isinstance(maps, str | pathlib.Path):
@@ -205,7 +206,7 @@ def _fitted_maps(
     tokenizer: Any,
     say: Say | None,
     shared: SharedActivations | None,
-) -> tuple[dict[int, Linear], dict[str, str]]:
+) -> tuple[dict[int, Map], dict[str, str]]:
     """Returns new maps from every layer to the final one, and what results.json says of the text."""
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
