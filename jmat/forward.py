@@ -88,6 +88,11 @@ def run(
     """
     check_model(model)
     config, stop = model.config, model.config.layers if stop is None else stop
+    if not isinstance(keep, Iterable) or not isinstance(sites, Mapping | None):
+        raise ValueError(
+            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a name or several names, and a "
+            "dict from names to edits or to what stands in for them."
+        )
     keep, sites = _checked_sites(config, keep, sites, start, stop)
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
@@ -124,11 +129,6 @@ def _checked_sites(
     config: ModelConfig, keep: str | Iterable[str], sites: Mapping[str, Site] | None, start: int, stop: int
 ) -> tuple[tuple[str, ...], dict[str, Site]]:
     """Returns the names to keep and the sites to change, without patterns; raises ValueError as `run` says."""
-    if not isinstance(keep, Iterable) or not isinstance(sites, Mapping | None):
-        raise ValueError(
-            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a name or several names, and a "
-            "dict from names to edits or to what stands in for them."
-        )
     if not 0 <= start <= stop <= config.layers:
         raise ValueError(
             f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the model's blocks."
