@@ -14,6 +14,7 @@ from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.models.edits import Add, At, Edit, Scale
 from jmat.models.sites import sites, streams
+from jmat.models.tree import tree
 
 if TYPE_CHECKING:
     from jmat import studies
@@ -45,6 +46,7 @@ __all__ = [
     "sites",
     "streams",
     "studies",
+    "tree",
 ]
 
 

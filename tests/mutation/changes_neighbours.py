@@ -90,4 +90,25 @@ CHANGES = [
         "--track sends nothing",
         "test_tracking.py",
     ),
+    Change(
+        "jmat/models/tree.py",
+        "total = sum(part.count * part.size for part in parts)",
+        "total = sum(part.size for part in parts)",
+        "a tree counts repeated blocks once",
+        "test_tree.py",
+    ),
+    Change(
+        "jmat/models/tree.py",
+        "if alike and alike[-1][1] != part:",
+        "if alike and alike[-1][1].parts[0] != part.parts[0]:",
+        "a tree shows blocks of several shapes as one",
+        "test_tree.py",
+    ),
+    Change(
+        "jmat/models/tree.py",
+        " if model.config.tied_head else [])",
+        ")",
+        "a tree calls every head tied",
+        "test_tree.py",
+    ),
 ]
