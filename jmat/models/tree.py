@@ -20,7 +20,7 @@ class _Part(NamedTuple):
     words: str  # its own parameters, by name and shape
     size: int  # parameters, those of the parts below included
     parts: tuple["_Part", ...] = ()
-    count: int = 1  # how many blocks the line stands for
+    blocks: int = 1  # how many of them the line stands for
 
 
 def tree(model: Transformer) -> str:
@@ -46,7 +46,7 @@ def tree(model: Transformer) -> str:
     parts = [_part("embed", model.embed), *_blocks(model), _part("final_norm", model.final_norm), _head(model)]
     lines = list(_lines(parts))
     wide, words, size = (max(len(line[k]) for line in lines) for k in range(3))
-    total = sum(part.count * part.size for part in parts)
+    total = sum(part.blocks * part.size for part in parts)
     title = f"{model.name or 'Transformer'}: {total:,} parameters, {model.embed.tokens.table.dtype}"
     return "\n".join([title, *(f"{a:{wide}}  {b:{words}}  {c:>{size}}" for a, b, c in lines)])
 
@@ -81,7 +81,7 @@ def _blocks(model: Transformer) -> Iterator[_Part]:
 def _stretch(alike: Sequence[tuple[int, _Part]]) -> _Part:
     (first, part), (last, _) = alike[0], alike[-1]
     name = f"block.{first}" + (f" … block.{last}" if last > first else "")
-    return part._replace(name=name, count=len(alike))
+    return part._replace(name=name, blocks=len(alike))
 
 
 def _head(model: Transformer) -> _Part:
@@ -94,6 +94,6 @@ def _lines(parts: Sequence[_Part], before: str = "") -> Iterator[tuple[str, str,
     """Yields the columns of the lines of parts: name, parameters, and their number."""
     for number, part in enumerate(parts, start=1):
         is_last = number == len(parts)
-        count = f"{part.count} × " if part.count > 1 else ""
+        count = f"{part.blocks} × " if part.blocks > 1 else ""
         yield f"{before}{'└' if is_last else '├'} {part.name}", part.words, f"{count}{part.size:,}"
         yield from _lines(part.parts, before + ("  " if is_last else "│ "))

@@ -92,7 +92,7 @@ CHANGES = [
     ),
     Change(
         "jmat/models/tree.py",
-        "total = sum(part.count * part.size for part in parts)",
+        "total = sum(part.blocks * part.size for part in parts)",
         "total = sum(part.size for part in parts)",
         "a tree counts repeated blocks once",
         "test_tree.py",
