@@ -29,11 +29,12 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus
 from jmat.data.corpus import sentences_fingerprint
-from jmat.data.encoding import encode, special_tokens, text_tokens
+from jmat.data.encoding import encode, special_id, special_tokens, text_tokens
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import estimate, with_note
 from jmat.report.results import write_results
+from jmat.report.rows import Row
 from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
@@ -55,9 +56,7 @@ _ROWS = 32  # in one forward pass
 _MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to
 
 
-def perplexities(
-    model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int
-) -> list[dict[str, Any]]:
+def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int) -> list[Row]:
     """Returns the perplexity of the model and of the n-gram on the same tokens of `eval`.
 
     A sentence and its end are cut at the model's longest text; all tokens but the first are
@@ -75,14 +74,14 @@ def perplexities(
     baseline = ngram.fit(ids["train"], vocab_size=model.config.vocab_size, order=order)
     by_ngram = np.asarray([log_probs[1:].sum() for log_probs in ngram.log_prob(baseline, held_out)])
     drawn = bootstrap_counts(len(counts), seed=seed)
-    rows = []
+    rows: list[Row] = []
     for name, sums in (("gpt2", by_model), (f"kneser_ney_{order}", by_ngram)):
         figures = np.exp(bootstrap_ratio(-sums, counts, drawn))
         rows.append({"model": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum())})
     return rows
 
 
-def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> dict[str, Any]:
+def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> Row:
     """Returns the share of sentences whose drawn token the model puts first, with its interval.
 
     The token is the masked one, or the next one of a causal model.
@@ -144,7 +143,7 @@ def check_masked(model: Any, tokenizer: Any, name: str) -> None:
     """Raises ValueError for a model that does not predict masked tokens, or has no tokenizer that knows the mask."""
     if model.config.causal or model.head is None:
         raise ValueError(f"{name} is no masked language model; choose one such as bert-docs.")
-    if getattr(tokenizer, "mask_token_id", None) is None:
+    if special_id(tokenizer, "mask") is None:
         raise ValueError(f"{name} has no tokenizer with a mask token, so nothing can be masked in a text.")
 
 
@@ -158,7 +157,7 @@ def main(argv: list[str]) -> None:
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
     check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
-    if gpt2_tokenizer.eos_token_id is None:
+    if special_id(gpt2_tokenizer, "eos") is None:
         raise ValueError(f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence (eos_token).")
     check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     cli.say(f"reading corpus {_CORPUS.value}")

@@ -42,6 +42,7 @@ from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import corpus, encoding, packing
 from jmat.report.notes import with_note
 from jmat.report.results import read_results, write_results
+from jmat.report.rows import Row
 from jmat.runtime import checkpoints, mesh, stopping
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_folder
@@ -277,7 +278,9 @@ def main(argv: list[str]) -> None:
     checkpoint.save_model(out / "model", model, dtype="float16")
     held_out = packing.pack(pairs["eval"], length)
     final = training.make_evaluate(plain, held_out, batch_size, devices)(model)
-    evaluated = [{"metric": f"eval_{name}", "step": steps, **measured(value)} for name, value in final.items()]
+    evaluated: list[Row] = [
+        {"metric": f"eval_{name}", "step": steps, **measured(value)} for name, value in final.items()
+    ]
     note = training.predictions(model, held_out.take(np.arange(min(batch_size, held_out.rows)))).note()
     evaluated = [with_note(row, note) for row in evaluated]
     history += evaluated
@@ -290,7 +293,7 @@ def main(argv: list[str]) -> None:
     print(f"Wrote {out / 'model'} and {out / 'results.json'}.")
 
 
-def measured(value: float) -> dict[str, Any]:
+def measured(value: float) -> Row:
     """Returns the fields of a row; a mean of no tokens, none of which was masked in a small text, has no value."""
     return {"value": value} if np.isfinite(value) else {"value": None, "note": "no token of the text was masked"}
 
@@ -300,13 +303,13 @@ def keep_model(claim: OutputFolder, state: training.TrainState) -> None:
     checkpoint.save_model(claim.path("steps") / f"{int(state.step):06}", state.model, dtype="float16")
 
 
-def read_rows(out: pathlib.Path, step: int) -> list[dict[str, Any]]:
+def read_rows(out: pathlib.Path, step: int) -> list[Row]:
     """The rows that an earlier, killed process wrote up to `step`."""
     rows = read_results(out)["rows"] if step > 0 else []
     return [row for row in rows if row["step"] <= step and not row["metric"].startswith("eval_")]
 
 
-def make_log(rows: list[dict[str, Any]], first: int, steps: int) -> Callable[[int, str, float], None]:
+def make_log(rows: list[Row], first: int, steps: int) -> Callable[[int, str, float], None]:
     """A function (step, metric, value) that appends a row and prints it with the time left."""
     began = time.perf_counter()
 

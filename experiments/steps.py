@@ -5,12 +5,12 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.children import run_child
 from experiments.cli import say
 from experiments.streams import CLOSED
 from jmat.report.results import read_results
+from jmat.report.rows import Content
 from jmat.runtime.files import save_atomically
 
 
@@ -22,7 +22,7 @@ def step(
     *,
     trained: Sequence[str] = (),
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> Content:
     """Runs one experiment in a process of its own, unless it has run to its end with these flags. Returns its results.
 
     Args:

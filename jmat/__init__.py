@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jmat.capture.activations import capture
 from jmat.checkpoint.load import load
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imports what draws figures when it is first asked for."""
     if name == "studies":
         return importlib.import_module("jmat.studies")

@@ -10,6 +10,8 @@ from experiments.benchmarking import memory
 from experiments.benchmarking.maps import relative
 from experiments.benchmarking.setup import random_model, shape_config
 from jmat.checkpoint import parameters
+from jmat.checkpoint.load import find
+from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import sampling
 from jmat.data.encoding import SpecialTokens
 from jmat.data.sampling import skipped_tokens
@@ -53,7 +55,7 @@ def test_lines_and_tokens_that_are_not_scored_do_not_count(gpt2, monkeypatch):
     monkeypatch.setattr(tasks, "special_tokens", lambda *_, **__: None)
     cut = lambda ids: [np.asarray(ids[at : at + length], np.int32) for at in range(0, len(ids), length)]  # noqa: E731
     monkeypatch.setattr(tasks, "encode_pieces", lambda lines, *_: [cut(words[line]) for line in lines])
-    (row,) = tasks.text_rows(gpt2, None, "name", ["a", "b", "c", "a"])
+    (row,) = tasks.text_rows(gpt2, load_tokenizer(find(gpt2.name)), "name", ["a", "b", "c", "a"])
     pieces = -(-300 // length)
     assert (row["n"], row["lines"], row["text"]) == (2 + 300 - pieces, 2, "name")
 
@@ -196,7 +198,9 @@ def test_coordinates_that_vary_at_the_first_position_alone_are_told_of_behind_it
 
 
 def test_bos_is_not_read_though_nobody_calls_it_special(monkeypatch):
-    tokenizer = types.SimpleNamespace(all_special_ids=[1, 2], unk_token_id=2)
+    tokenizer = load_tokenizer(find("gpt2-docs"))
+    monkeypatch.setattr(type(tokenizer), "all_special_ids", [1, 2])
+    monkeypatch.setattr(sampling.encoding, "special_id", lambda _, name: {"unk": 2}[name])
     before = lambda *_, masked: SpecialTokens((5,), ())  # noqa: E731
     monkeypatch.setattr(sampling.encoding, "special_tokens", before)
     skipped = lambda masked, skip: set(skipped_tokens(tokenizer, masked=masked, skip_special=skip))  # noqa: E731

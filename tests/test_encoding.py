@@ -2,7 +2,6 @@
 
 import logging
 import os
-import types
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from jmat.studies.peek.predictions import all_positions
 from jmat.studies.probe.labels import labelled_examples
 from jmat.studies.verify.report import make_batches
 from tests import llama_tokenizer
+from tests.empty import empty_model
 from tests.test_reference import REFERENCE
 
 TEXTS = ["Return the sum of two arrays", "Return None if there is no value", "the name of the file", "x = 12"] * 3
@@ -58,7 +58,7 @@ def read_by_text_rows(tokenizer, lines, positions, monkeypatch):
         "log_likelihoods",
         lambda model, passages, **_: seen.extend(passages) or np.zeros(len(passages)) - 1,
     )
-    model = types.SimpleNamespace(config=types.SimpleNamespace(num_positions=positions))
+    model = empty_model(num_positions=positions)
     rows = jmat.studies.tasks.scoring.text_rows(model, tokenizer, "text", lines)
     return seen, rows
 

@@ -1,7 +1,5 @@
 """Intervals are percentiles over resampled sentences, as computed by hand; another seed gives another interval."""
 
-import types
-
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -21,6 +19,7 @@ from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
 from jmat.studies.tasks import scoring as tasks
+from tests.empty import empty_model
 from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
 
@@ -189,6 +188,7 @@ def pruned(seed):
 
 def questions(seed):
     """Whole and per-character answers that differ."""
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")
     rng = np.random.default_rng(12)
     asked = [tasks.Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)]
     given = rng.integers(2, size=(2, 30))
@@ -196,7 +196,7 @@ def questions(seed):
     scores = tuple([-1.0 * (np.arange(k) != best) for k, best in zip(sizes, kind, strict=True)] for kind in given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "choice_scores", lambda *_, **__: scores)
-        rows = tasks.task_rows(None, None, "task", asked, seed=seed)
+        rows = tasks.task_rows(empty_model(), tokenizer, "task", asked, seed=seed)
     right = given == np.array([q.answer for q in asked])
     assert right[0].mean() != right[1].mean()
     assert [row["metric"] for row in rows] == ["accuracy", "accuracy_norm", "chance"]
@@ -208,7 +208,7 @@ def lines(seed):
     """Perplexity of a text, line by line, with lines of unequal numbers of tokens, one of them in two pieces."""
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")
     text = ["the value " * (1 + k % 4) for k in range(19)] + ["the value " * 20]
-    model, read = types.SimpleNamespace(config=types.SimpleNamespace(num_positions=32)), []
+    model, read = empty_model(num_positions=32), []
     rng = np.random.default_rng(14)
 
     def log_likelihoods(_, passages, **__):

@@ -99,7 +99,7 @@ def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]
 def _real_work(config: ModelConfig, batches: Sequence[Batch]) -> tuple[int, float]:
     """Real tokens in the batches, and the floating-point operations of the blocks over them."""
     lengths = np.concatenate([batch.lengths[batch.lengths > 0] for batch in batches]).astype(np.float64)
-    return int(lengths.sum()), float(config.layers * block_flops(config, lengths, (lengths + 1) / 2).sum())
+    return int(lengths.sum()), config.layers * float(np.sum(block_flops(config, lengths, (lengths + 1) / 2)))
 
 
 def block_shapes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]:
@@ -289,4 +289,4 @@ def _streams(bench: Bench, split: Split) -> dict[str, Float[ndarray, "N D"]]:
 def _exits(config: ModelConfig, values: Any, split: Split, words: int) -> list[Row]:
     rows, outcomes = curve_rows(config, values, split, "din2023", {"check_every": 2, "words": words})
     rows += saved_rows(outcomes, config.layers, split.rows)
-    return rows + calibration_rows(outcomes, split.rows, 0.1, 0.05)
+    return [dict(row) for row in rows + calibration_rows(outcomes, split.rows, 0.1, 0.05)]

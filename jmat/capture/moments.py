@@ -13,7 +13,6 @@ GPUs multiply float64 at about their float32 rate or half of it, CPUs at half; T
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +21,11 @@ from jaxtyping import Array, Float
 from numpy import ndarray
 
 from jmat.runtime import hosts
+from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import float64
 
 Pair = tuple[str, str]  # (source site, target site)
+BySite = dict[str, Array]
 
 
 @functools.partial(
@@ -32,44 +33,48 @@ Pair = tuple[str, str]  # (source site, target site)
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over tokens, float64, for a fixed set of pairs (source site, target site). With w a token's weight:
+    """Holds sums over tokens, float64, for a fixed set of pairs (source site, target
+    site). With w a token's weight:
 
     Attributes:
-        count: site → Σ w.
-        shift: site → c [D], a fixed vector near the mean, about which the other sums are taken.
-        sums: site → Σ w (x − c) [D].
-        squares: site → Σ w (x − c)² [D], each coordinate by itself.
-        own: source → Σ w (x − c)(x − c)ᵀ [D, D].
-        cross: source → target → Σ w (x − c)(y − c)ᵀ [D, E].
+      count: site → Σ w.
+      shift: site → c [D], a fixed vector near the mean, about which the other sums are
+        taken.
+      sums: site → Σ w (x − c) [D].
+      squares: site → Σ w (x − c)² [D], each coordinate by itself.
+      own: source → Σ w (x − c)(x − c)ᵀ [D, D].
+      cross: source → target → Σ w (x − c)(y − c)ᵀ [D, E].
 
-    Memory, whatever the number of tokens: 8 D² bytes for each source and as much for each pair. From all L layers to
-    the final one 2L matrices, for all pairs of layers L + L(L+1)/2: 0.8 GB for GPT-2 (D = 768, L = 12, 90 matrices),
-    25 GB for GPT-2-XL (D = 1600, L = 48, 1,224 matrices; 2 GB to the final layer only).
+    Memory, whatever the number of tokens: 8 D² bytes for each source and as much for
+    each pair. From all L layers to the final one 2L matrices, for all pairs of layers L
+    + L(L+1)/2: 0.8 GB for GPT-2 (D = 768, L = 12, 90 matrices), 25 GB for GPT-2-XL (D =
+    1600, L = 48, 1,224 matrices; 2 GB to the final layer only).
 
-    Every leaf may have one more leading axis, of partial sums, one a device: devices then need not wait for one
-    another until `combine` adds them up.
+    Every leaf may have one more leading axis, of partial sums, one a device: devices
+    then need not wait for one another until `combine` adds them up.
     """
 
-    # Any, since a pytree's leaves can be anything: jax.tree.map puts shapes, shardings or numpy arrays here.
-    count: dict[str, Any]
-    shift: dict[str, Any]
-    sums: dict[str, Any]
-    squares: dict[str, Any]
-    own: dict[str, Any]
-    cross: dict[str, dict[str, Any]]
+    count: Leaf[BySite]
+    shift: Leaf[BySite]
+    sums: Leaf[BySite]
+    squares: Leaf[BySite]
+    own: Leaf[BySite]
+    cross: Leaf[dict[str, BySite]]
 
     @property
     def pairs(self) -> list[Pair]:
-        """(source, target); a site that was given as its own target has only its own second moments."""
+        """Returns (source, target) of each pair; a site that was given as its own
+        target has only its own second moments.
+        """
         return [(source, target) for source in self.cross for target in self.cross[source]]
 
 
 @float64()
 def zeros(pairs: Iterable[Pair], widths: Mapping[str, int], *, parts: int | None = None) -> Moments:
-    """Nothing seen yet.
+    """Returns the moments of no tokens.
 
-    A pair `(site, site)` asks for the site's own second moments only. `widths` gives D of every site, `parts` the
-    number of partial sums (default: no such axis).
+    A pair `(site, site)` asks for the site's own second moments only. `widths` gives D
+    of every site, `parts` the number of partial sums (default: no such axis).
     """
     pairs = list(dict.fromkeys(pairs))
     if not pairs:
@@ -79,7 +84,7 @@ def zeros(pairs: Iterable[Pair], widths: Mapping[str, int], *, parts: int | None
     make = lambda *shape: jnp.zeros((*lead, *shape), jnp.float64)  # noqa: E731
     shift, sums, squares = ({site: make(widths[site]) for site in sites} for _ in range(3))
     own = {source: make(widths[source], widths[source]) for source, _ in pairs}
-    cross: dict[str, dict[str, Any]] = {source: {} for source in own}
+    cross: dict[str, BySite] = {source: {} for source in own}
     for source, target in pairs:
         if target != source:
             cross[source][target] = make(widths[source], widths[target])
@@ -94,17 +99,18 @@ def update(
 ) -> Moments:
     """Adds a batch; what was passed in is used up (donated).
 
-    The matrices are added to one after another by one compiled program, so the memory beside them is that of one. Of
-    partial sums, each takes its equal share of the batch's first axis, as the batch is sharded over the devices.
+    The matrices are added to one after another by one compiled program, so the memory
+    beside them is that of one. Of partial sums, each takes its equal share of the
+    batch's first axis, as the batch is sharded over the devices.
 
     Args:
-        moments: so far.
-        acts: the batch's activations by site. All sites of all pairs, or, where a batch's sites come in several parts,
-            those of some pairs: then no site may come twice.
-        weights: of the tokens; 0 leaves one out, whatever its activations hold.
+      moments: so far.
+      acts: the batch's activations by site. All sites of all pairs, or, where a batch's
+        sites come in several parts, those of some pairs: then no site may come twice.
+      weights: of the tokens; 0 leaves one out, whatever its activations hold.
 
     Raises:
-        ValueError: a site of no pair, or one site of a pair without the other.
+      ValueError: a site of no pair, or one site of a pair without the other.
     """
     if unknown := acts.keys() - moments.count.keys():
         raise ValueError(f"site {min(unknown)!r} is in none of the pairs; they have {', '.join(moments.count)}.")
@@ -126,7 +132,9 @@ def update(
 
 
 @functools.partial(jax.jit, donate_argnums=1)  # not the count: whoever waits for a batch can wait for that
-def _add_vectors(count, vectors, x, weights):
+def _add_vectors(
+    count: Array, vectors: tuple[Array, ...], x: Array | ndarray, weights: Array | ndarray
+) -> tuple[Array, ...]:
     def add(count, shift, sums, squares, x, w):
         real = w[:, None] > 0
         x = jnp.where(real, x, 0)
@@ -140,7 +148,9 @@ def _add_vectors(count, vectors, x, weights):
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _add_product(total, shift_x, shift_y, x, y, weights):
+def _add_product(
+    total: Array, shift_x: Array, shift_y: Array, x: Array | ndarray, y: Array | ndarray, weights: Array | ndarray
+) -> Array:
     def add(total, shift_x, shift_y, x, y, w):
         real = w[:, None] > 0
         zx = jnp.where(real, w[:, None] * (x - shift_x), 0)
@@ -151,7 +161,7 @@ def _add_product(total, shift_x, shift_y, x, y, weights):
 
 
 def _by_part(add, first, *state, x, weights):
-    """`add` on [N, D] activations in float64, or on each part's share of them."""
+    """Applies `add` to [N, D] activations in float64, or to each part's share of them."""
     parts = () if state[0].ndim == 1 else (state[0].shape[0],)  # a shift is [D], or [parts, D]
     rows = [values.astype(jnp.float64).reshape(*parts, -1, values.shape[-1]) for values in x]
     w = weights.astype(jnp.float64).reshape(*parts, -1)
@@ -160,7 +170,9 @@ def _by_part(add, first, *state, x, weights):
 
 @float64()
 def combine(moments: Moments) -> Moments:
-    """The partial sums of all devices of this process, added up on the first of them; exact up to float64 rounding."""
+    """Adds up the partial sums of all devices of this process, on the first of them;
+    exact up to float64 rounding.
+    """
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(moments)]
     home = shards[0][0].device
     parts = []
@@ -172,9 +184,11 @@ def combine(moments: Moments) -> Moments:
 
 @float64()
 def merge(first: Moments, second: Moments) -> Moments:
-    """The moments of both texts together, as if one pass had seen both; exact up to float64 rounding.
+    """Returns the moments of both texts together, as if one pass had seen both; exact
+    up to float64 rounding.
 
-    For statistics of different hosts, processes or runs. Raises ValueError if they are of other sites or widths.
+    For statistics of different hosts, processes or runs. Raises ValueError if they are
+    of other sites or widths.
     """
     layouts = [
         [(path, jnp.shape(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(moments)]
@@ -187,9 +201,11 @@ def merge(first: Moments, second: Moments) -> Moments:
 
 @float64()
 def merge_hosts(moments: Moments) -> Moments:
-    """The moments of all processes together, the same in each; what was passed in is used up (donated).
+    """Returns the moments of all processes together, the same in each; what was passed
+    in is used up (donated).
 
-    All processes must call it. Leaf by leaf, so that a process never holds more than one matrix of every other.
+    All processes must call it. Leaf by leaf, so that a process never holds more than
+    one matrix of every other.
     """
     if hosts.count() == 1:
         return moments
@@ -198,24 +214,25 @@ def merge_hosts(moments: Moments) -> Moments:
     counts = np.stack(hosts.gather(np.array([moments.count[site] for site in sites])))
     shifts = [np.split(each, ends) for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))]
     seen_by = (counts > 0).argmax(0).tolist()
-    origin = {site: shifts[process][k] for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))}
+    origin = {
+        site: jnp.asarray(shifts[process][k]) for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))
+    }
     leaves, tree = jax.tree.flatten(_about_origin(moments, origin))
     for k, leaf in enumerate(leaves):
         total = functools.reduce(np.add, hosts.gather(np.asarray(leaf)))
         leaves[k] = jnp.asarray(total.reshape(jnp.shape(leaf)))
-    shift = {site: jnp.asarray(c) for site, c in origin.items()}
-    return dataclasses.replace(jax.tree.unflatten(tree, leaves), shift=shift)
+    return dataclasses.replace(jax.tree.unflatten(tree, leaves), shift=origin)
 
 
 @jax.jit
-def _merge(first, second):
+def _merge(first: Moments, second: Moments) -> Moments:
     seen = {site: first.count[site] > 0 for site in first.count}
     shift = {site: jnp.where(seen[site], first.shift[site], second.shift[site]) for site in seen}
     added = jax.tree.map(jnp.add, _about(first, shift), _about(second, shift))
     return dataclasses.replace(added, shift=shift)
 
 
-def _about(moments, origin):
+def _about(moments: Moments, origin: BySite) -> Moments:
     """Returns the sums about another origin."""
     n, sums = moments.count, moments.sums
     step = {site: moments.shift[site] - origin[site] for site in origin}
@@ -235,8 +252,8 @@ def _about(moments, origin):
 _about_origin = jax.jit(_about, donate_argnums=0)
 
 
-def _moved(total, count, sums, steps):
-    """`Σ (x + a)(y + b)ᵀ` from `Σ x yᵀ`, with `steps = (a, b)`."""
+def _moved(total: Array, count: Array, sums: tuple[Array, Array], steps: tuple[Array, Array]) -> Array:
+    """Returns `Σ (x + a)(y + b)ᵀ` from `Σ x yᵀ`, with `steps = (a, b)`."""
     return total + jnp.outer(steps[0], sums[1]) + jnp.outer(sums[0], steps[1]) + count * jnp.outer(*steps)
 
 
@@ -251,29 +268,31 @@ def mean(moments: Moments, site: str) -> Float[Array | ndarray, " D"]:
 
 @float64()
 def second_moments(moments: Moments, source: str, target: str, *, centred: bool) -> Float[Array | ndarray, "D E"]:
-    """`Σ w (x − x̄)(y − ȳ)ᵀ`, or `Σ w x yᵀ`; float64."""
+    """Returns `Σ w (x − x̄)(y − ȳ)ᵀ`, or `Σ w x yᵀ`; float64."""
     total = moments.own[source] if source == target else moments.cross[source][target]
     sums = (moments.sums[source], moments.sums[target])
     n = moments.count[source]
-    steps = tuple(-s / n for s in sums) if centred else (moments.shift[source], moments.shift[target])
+    steps = (-sums[0] / n, -sums[1] / n) if centred else (moments.shift[source], moments.shift[target])
     return _moved(total, n, sums, steps)
 
 
 def width(moments: Moments, site: str) -> int:
-    """D of a site."""
+    """Returns the width D of a site."""
     return moments.sums[site].shape[0]
 
 
 @float64()
 def spread(moments: Moments, site: str, *, centred: bool) -> Float[Array | ndarray, " D"]:
-    """`Σ w (x − x̄)²` of each coordinate, or `Σ w x²`."""
+    """Returns `Σ w (x − x̄)²` of each coordinate, or `Σ w x²`."""
     n, sums = moments.count[site], moments.sums[site]
     step = -sums / n if centred else moments.shift[site]
     return jnp.maximum(moments.squares[site] + 2 * step * sums + n * step**2, 0)
 
 
 def check_pairs(moments: Moments, source: str, targets: Sequence[str]) -> int:
-    """The number of tokens. Raises ValueError where the pairs' moments cannot give an answer."""
+    """Returns the number of tokens. Raises ValueError where the pairs' moments cannot
+    give an answer.
+    """
     for target in targets:
         known = source in moments.own if target == source else target in moments.cross.get(source, {})
         if not known:

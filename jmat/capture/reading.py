@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jmat.data.batches import Batch, packed, padded_batches
-from jmat.data.encoding import Tokenizer
+from jmat.data.encoding import Tokenizer, special_id
 from jmat.data.examples import Split
 from jmat.data.reading import check_texts, every_token
 from jmat.data.sampling import make_examples
@@ -18,11 +18,12 @@ def mask_token_of(model: Transformer, tokenizer: Tokenizer | None) -> int | None
     """Returns the id that hides a position from a masked model; None for a causal one.
 
     Raises:
-      ValueError: the model is a masked one, and there is no tokenizer with a mask token.
+      ValueError: the model is a masked one, and there is no tokenizer with a mask
+        token.
     """
     if model.config.causal:
         return None
-    mask_token = getattr(tokenizer, "mask_token_id", None)
+    mask_token = special_id(tokenizer, "mask")
     if mask_token is None:
         raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
     return mask_token
@@ -31,10 +32,12 @@ def mask_token_of(model: Transformer, tokenizer: Tokenizer | None) -> int | None
 def predictions_in(
     model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, *, seed: int
 ) -> Split:
-    """Returns the sentences, unmasked, whose examples are the positions at which the model predicts.
+    """Returns the sentences, unmasked, whose examples are the positions at which the
+    model predicts.
 
-    A causal model predicts at every token. A masked one predicts at one position of each text, drawn
-    by `seed`; `jmat.data.examples.mask_positions` masks it. A `Split` is returned as it is.
+    A causal model predicts at every token. A masked one predicts at one position of
+    each text, drawn by `seed`; `jmat.data.examples.mask_positions` masks it. A `Split`
+    is returned as it is.
 
     Raises:
       ValueError: as `every_token`; a batch for a masked model.
@@ -43,17 +46,18 @@ def predictions_in(
         return every_token(inputs, tokenizer)
     if isinstance(inputs, Batch):
         raise ValueError("a masked model predicts under a mask: give texts, or a Split that says which positions.")
-    check_texts(inputs, tokenizer)
-    size = model.config.num_positions
+    tokenizer, size = check_texts(inputs, tokenizer), model.config.num_positions
     return make_examples(inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed).eval
 
 
 def reading_batches(
     config: ModelConfig, split: Split, tokens_per_batch: int, *, row_multiple: int = 1, alone: bool = False
 ) -> list[Batch]:
-    """Returns batches that hold what the model must see to be read at the examples' positions.
+    """Returns batches that hold what the model must see to be read at the examples'
+    positions.
 
-    A causal model never looks past the position that is read: the rest of the sentence is cut.
+    A causal model never looks past the position that is read: the rest of the sentence
+    is cut.
 
     Args:
       config: of the model.
@@ -73,7 +77,9 @@ def reading_batches(
 
 
 def text_batches(config: ModelConfig, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Batch]:
-    """Returns batches of whole sentences, one a row, small enough for the scores of every token to be held."""
+    """Returns batches of whole sentences, one a row, small enough for the scores of
+    every token to be held.
+    """
     most = _LOGITS // config.vocab_size if config.causal else tokens_per_batch
     return padded_batches(
         text.split,

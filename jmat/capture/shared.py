@@ -15,7 +15,8 @@ _Key = tuple[str, int | None, str]  # fingerprint of the split, tokens in a forw
 class SharedActivations:
     """Reads each site of a model at each text once, and keeps its activations.
 
-    Memory: 4 bytes for each coordinate of each site at each example, until `keep_only` drops it.
+    Memory: 4 bytes for each coordinate of each site at each example, until `keep_only`
+    drops it.
 
     Attributes:
       model: the model that is read.
@@ -31,9 +32,11 @@ class SharedActivations:
     def read(
         self, split: Split, keep: Sequence[str], *, tokens_per_batch: int | None = None, progress: str | None = None
     ) -> dict[str, Float[ndarray, "N _"]]:
-        """Returns activations by site, in the order of `keep`; arguments and errors as for `capture`.
+        """Returns activations by site, in the order of `keep`; arguments and errors as
+        for `capture`.
 
-        Those that are not here yet are read, all in one pass. The arrays cannot be written to.
+        Those that are not here yet are read, all in one pass. The arrays cannot be
+        written to.
         """
         text = fingerprint(split)
         missing = [site for site in keep if (text, tokens_per_batch, site) not in self._values]

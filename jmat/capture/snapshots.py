@@ -13,8 +13,8 @@ import shutil
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from jmat.data.batches import Batch
 from jmat.runtime import stopping
+from jmat.runtime.annotations import Fields
 from jmat.runtime.digests import short_hash
 from jmat.runtime.errors import in_one_line
 from jmat.runtime.precision import float64
@@ -32,45 +33,53 @@ State = TypeVar("State")
 
 @dataclasses.dataclass(frozen=True)
 class Snapshots:
-    """The settings of a pass's snapshots: their folder, how often they are written, and whose they are.
+    """Holds the settings of a pass's snapshots: their folder, how often they are
+    written, and whose they are.
 
-    A snapshot holds every device's own sums (`Moments` states their size); the newest two are kept.
+    A snapshot holds every device's own sums (`Moments` states their size); the newest
+    two are kept.
 
     Attributes:
-        folder: of this pass alone: several passes, or several hosts, have one each.
-        every: seconds between two.
-        owner: what decides the sums, by name, such as the model's hash; all of it must be the same to go on.
-        say: is told where a pass goes on.
+      folder: of this pass alone: several passes, or several hosts, have one each.
+      every: seconds between two.
+      owner: what decides the sums, by name, such as the model's hash; all of it must be
+        the same to go on.
+      say: is told where a pass goes on.
     """
 
     folder: pathlib.Path
     every: float | int
-    owner: Mapping[str, Any]
-    say: Callable[[str], Any] = lambda _: None
+    owner: Fields
+    say: Callable[[str], object] = lambda _: None
 
 
 def text_hash(batches: Sequence[Batch]) -> str:
-    """Returns a fingerprint of the tokens of a pass and of those that it reads, in its order."""
+    """Returns a fingerprint of the tokens of a pass and of those that it reads, in its
+    order.
+    """
     fields = (field for b in batches for field in (b.tokens, b.examples, b.segments, b.positions))
     return short_hash(*(np.ascontiguousarray(field).data for field in fields))
 
 
 def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: int, snapshots: Snapshots) -> State:
-    """The state after the last batch, from the newest snapshot on, if there is one; writes snapshots on the way.
+    """Returns the state after the last batch, from the newest snapshot on, if there is
+    one; writes snapshots on the way.
 
-    After the last batch there is another snapshot if there was one before: what comes next may be killed, too.
+    After the last batch there is another snapshot if there was one before: what comes
+    next may be killed, too.
 
     Args:
-        states: (number of batches done, the state after them) → the state after each further batch. Each may be used
-            up when the next one is asked for.
-        start: the state before the first batch, float64, placed on the devices.
-        total: number of batches.
-        snapshots: where and how often.
+      states: (number of batches done, the state after them) → the state after each
+        further batch. Each may be used up when the next one is asked for.
+      start: the state before the first batch, float64, placed on the devices.
+      total: number of batches.
+      snapshots: where and how often.
 
     Raises:
-        Terminated: SIGTERM came; the state after the batch that was read then is on disk.
-        ValueError: the snapshots there belong to something else. One that is damaged is told of, and deleted.
-        OSError: a snapshot cannot be written. Those before it are untouched.
+      Terminated: SIGTERM came; the state after the batch that was read then is on disk.
+      ValueError: the snapshots there belong to something else. One that is damaged is
+        told of, and deleted.
+      OSError: a snapshot cannot be written. Those before it are untouched.
     """
     with _opened(snapshots.folder) as manager, stopping.sigterm_received() as received:
         done, state = _newest(manager, start, total, snapshots)
@@ -96,7 +105,9 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
 
 
 def discard(folder: pathlib.Path) -> None:
-    """Deletes the snapshots of a run that has finished; killed in the middle of it, none is left that is half there."""
+    """Deletes the snapshots of a run that has finished; killed in the middle of it,
+    none is left that is half there.
+    """
     trash = folder.with_name(f".{folder.name}.finished")
     shutil.rmtree(trash, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -104,8 +115,10 @@ def discard(folder: pathlib.Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _newest(manager: Any, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
-    """(batches done, the state after them) of the newest snapshot; (0, start) where there is none."""
+def _newest(manager: ocp.CheckpointManager, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
+    """Returns (batches done, the state after them) of the newest snapshot; (0, start)
+    where there is none.
+    """
     step = manager.latest_step()
     if step is None:
         return 0, start
@@ -138,8 +151,10 @@ def _newest(manager: Any, start: State, total: int, snapshots: Snapshots) -> tup
     return step, jax.tree.unflatten(structure, placed)
 
 
-def _without(step: int, why: str, manager: Any, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
-    """The newest snapshot but for a damaged one, which is deleted."""
+def _without(
+    step: int, why: str, manager: ocp.CheckpointManager, start: State, total: int, snapshots: Snapshots
+) -> tuple[int, State]:
+    """Returns the newest snapshot but for a damaged one, which is deleted."""
     snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({why}): it is left out")
     with _told_in_one_sentence(snapshots.folder):
         manager.delete(step)
@@ -156,7 +171,7 @@ class _OneFile(ocp.CheckpointHandler):
     version 0.1 lack it. The last four bytes are the CRC-32 of all others.
     """
 
-    def save(self, directory: Any, args: "_Save") -> None:
+    def save(self, directory: pathlib.PurePath, args: "_Save") -> None:
         check = 0
         with open(directory / "sums", "wb") as file:
             for leaf in args.leaves:
@@ -168,7 +183,7 @@ class _OneFile(ocp.CheckpointHandler):
             file.flush()
             os.fsync(file.fileno())
 
-    def restore(self, directory: Any, args: "_Restore") -> list[np.ndarray]:
+    def restore(self, directory: pathlib.PurePath, args: "_Restore") -> list[np.ndarray]:
         with open(directory / "sums", "rb") as file:
             arrays, got = 8 * sum(args.sizes), os.path.getsize(file.name)
             if got not in (arrays + _NUMBER + 4, arrays + 4):
@@ -187,7 +202,7 @@ class _OneFile(ocp.CheckpointHandler):
 @dataclasses.dataclass
 class _Save(ocp.args.CheckpointArgs):
     batches: int
-    leaves: Sequence[Any]
+    leaves: Sequence[jax.Array]
 
 
 @ocp.args.register_with_handler(_OneFile, for_restore=True)
@@ -199,7 +214,7 @@ class _Restore(ocp.args.CheckpointArgs):
 
 @contextlib.contextmanager
 def _opened(folder: pathlib.Path) -> Iterator[ocp.CheckpointManager]:
-    """The manager of a folder's snapshots, which asks no other process.
+    """Opens the manager of a folder's snapshots, which needs no other process.
 
     Orbax logs pages about errors that it raises as well: they are not shown.
     """

@@ -8,7 +8,6 @@ memory at a time.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +24,7 @@ from jmat.forward import run
 from jmat.models.family import Transformer
 from jmat.models.sites import check_names, width
 from jmat.runtime import hosts
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import short_hash
 from jmat.runtime.mesh import local_mesh, place, shard_batch
 from jmat.runtime.precision import float64
@@ -33,7 +33,9 @@ _SHORTEST_ROW = 128
 
 
 def all_positions(split: Split, *, skip_first: int = 0, skip_tokens: Sequence[int] = ()) -> Bool[ndarray, " total"]:
-    """Returns all tokens of a split but every sentence's first `skip_first`, and those with certain ids."""
+    """Returns all tokens of a split but every sentence's first `skip_first`, and those
+    with certain ids.
+    """
     if skip_first < 0:
         raise ValueError(f"skip_first={skip_first}: expected at least 0.")
     position = np.arange(len(split.tokens)) - np.repeat(split.starts, split.lengths)
@@ -55,19 +57,23 @@ def packed_batches(
     row_length: int | None = None,
     row_multiple: int = 1,
 ) -> list[Batch]:
-    """Returns all sentences of which some token is read, several a row, in batches of one shape.
+    """Returns all sentences of which some token is read, several a row, in batches of
+    one shape.
 
     Only the last batch can be short; it is filled up with empty rows.
 
     Args:
       split: the sentences.
       read: which tokens' activations are wanted (`all_positions`, `sampled_positions`).
-      tokens_per_batch: places in one forward pass, as long as one row (or `row_multiple` rows) fits.
-      row_length: T; by default the longest sentence's length, at least 128, rounded up to a multiple of 8.
+      tokens_per_batch: places in one forward pass, as long as one row (or
+        `row_multiple` rows) fits.
+      row_length: T; by default the longest sentence's length, at least 128, rounded up
+        to a multiple of 8.
       row_multiple: B is a multiple of this: the number of devices.
 
     Returns:
-      Batches whose examples are the tokens that are read, each at its own place, by their index in `split.tokens`.
+      Batches whose examples are the tokens that are read, each at its own place, by
+      their index in `split.tokens`.
 
     Raises:
       ValueError: no token is read, or a sentence is longer than a row.
@@ -102,10 +108,12 @@ Parts = Callable[[Tokens, Tokens, Tokens], Iterator[dict[str, Array]]]
 
 
 def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
-    """Returns a function from tokens, segments and positions [B, T] to their activations [B, T, W] by site.
+    """Returns a function from tokens, segments and positions [B, T] to their
+    activations [B, T, W] by site.
 
-    They come in several parts, so that not all are in memory at once: the sites inside one block, block after block,
-    then those of all pairs that reach across blocks. Both sites of a pair come together.
+    They come in several parts, so that not all are in memory at once: the sites inside
+    one block, block after block, then those of all pairs that reach across blocks. Both
+    sites of a pair come together.
 
     Raises ValueError for an unknown site.
     """
@@ -115,7 +123,7 @@ def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
     last = max([*inside, *(_block_of(site, layers) for site in across)])
 
     def parts(tokens: Tokens, segments: Tokens, positions: Tokens) -> Iterator[dict[str, Array]]:
-        x: Any = tokens
+        x: Tokens | Float[Array, "B T D"] = tokens
         streams: dict[str, Array] = {}
         for i in range(last + 1):
             local = inside.get(i, ())
@@ -132,7 +140,9 @@ def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
 
 
 def token_inputs(batch: Batch) -> tuple[Tokens, Tokens, Tokens, Float[ndarray, "B T"]]:
-    """Returns tokens, segments and positions, and the weight of every token: 1 where it is read, else 0."""
+    """Returns tokens, segments and positions, and the weight of every token: 1 where it
+    is read, else 0.
+    """
     return batch.tokens, batch.segments, batch.positions, np.asarray(batch.examples >= 0, np.float32)
 
 
@@ -149,22 +159,25 @@ def stream_moments(
 
     Each host goes through its share of the batches; all get the moments of all.
 
-    Memory for statistics does not depend on the number of tokens; `Moments` states it, for each device.
+    Memory for statistics does not depend on the number of tokens; `Moments` states it,
+    for each device.
 
     Args:
       model: as `jmat.load` returns it.
       batches: from `packed_batches`, their rows a multiple of the number of devices.
-      pairs: (source site, target site); a site paired with itself has only its own second moments summed up.
+      pairs: (source site, target site); a site paired with itself has only its own
+        second moments summed up.
       devices: default, all local ones.
-      snapshots: from which a pass that was killed goes on; it ends with the same bits. None writes none.
+      snapshots: from which a pass that was killed goes on; it ends with the same bits.
+        None writes none.
       progress: label of the progress bar; by default none is shown.
 
     Raises:
-      ValueError: an unknown site, a token id outside the embedding, a sentence longer than the positions, NaN or
-        infinity in the activations, naming the site.
+      ValueError: an unknown site, a token id outside the embedding, a sentence longer
+        than the positions, NaN or infinity in the activations, naming the site.
       Terminated, OSError: as `go_on`.
     """
-    settings: dict[str, Any] = {"devices": devices, "snapshots": snapshots, "progress": progress}
+    settings: Keywords = {"devices": devices, "snapshots": snapshots, "progress": progress}
     moments = merge_hosts(combine(partial_moments(model, hosts.share(batches), pairs, **settings)))
     check_finite(moments, dict.fromkeys(site for pair in pairs for site in pair))
     return moments
@@ -180,10 +193,11 @@ def partial_moments(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Moments:
-    """Returns the sums of each device, as `stream_moments` before it adds them up, for passes that go on.
+    """Returns the sums of each device, as `stream_moments` before it adds them up, for
+    passes that go on.
 
-    `moments` are those of the batches before, as this function returned them; they are used up. However the batches are
-    divided over calls, the result has the same bits.
+    `moments` are those of the batches before, as this function returned them; they are
+    used up. However the batches are divided over calls, the result has the same bits.
     """
     check_names([site for pair in pairs for site in pair], model.config, replace=False)
     for batch in batches:
@@ -215,7 +229,8 @@ def partial_moments(
 
 
 def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
-    """Sites to read block by block, and those that must wait for the end of the model.
+    """Returns the sites to read block by block, and those that must wait for the end of
+    the model.
 
     A block's sites are inside if no pair joins one of them to another block.
     """
@@ -237,6 +252,6 @@ def _is_inside(site: str) -> bool:
 
 
 def _block_of(site: str, layers: int) -> int:
-    """The block after which a site is known."""
+    """Returns the block after which a site is known."""
     kind, _, rest = site.partition(".")
     return int(rest.partition(".")[0]) if kind == "block" else 0 if kind == "embed" else layers - 1

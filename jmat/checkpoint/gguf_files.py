@@ -5,7 +5,7 @@ Needs the package `gguf` (the extra `jmat[gguf]`). Quantised weights are given b
 
 import pathlib
 import re
-from typing import Any
+import types
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from jmat.checkpoint.tensor_files import TensorFiles
 from jmat.models.config import Rotary
 from jmat.models.config_reader import is_number
 from jmat.models.rotary import frequencies
+from jmat.runtime.annotations import JsonObject
 from jmat.runtime.errors import shortened
 
 # `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
@@ -58,7 +59,8 @@ _FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
 def find_gguf(folder: pathlib.Path) -> pathlib.Path | None:
-    """Returns the GGUF file that stands for a folder: the path itself, or the only one in a folder without config.json.
+    """Returns the GGUF file that stands for a folder: the path itself, or the only one
+    in a folder without config.json.
 
     Raises ValueError if there are several, or if it is one part of several.
     """
@@ -79,12 +81,14 @@ def _is_a_part(path: pathlib.Path, number: int, count: int) -> str:
     )
 
 
-def open_gguf(path: pathlib.Path) -> tuple[dict[str, Any], TensorFiles]:
-    """Returns the config.json and the tensors, under Hugging Face's names, of a GGUF file.
+def open_gguf(path: pathlib.Path) -> tuple[JsonObject, TensorFiles]:
+    """Returns the config.json and the tensors, under Hugging Face's names, of a GGUF
+    file.
 
     Raises:
-      ValueError: the package `gguf` is missing; the file is truncated or corrupt, one part of several, or of another
-        architecture. What else jmat does not implement is left in the config for its reader to refuse by name.
+      ValueError: the package `gguf` is missing; the file is truncated or corrupt, one
+        part of several, or of another architecture. What else jmat does not implement
+        is left in the config for its reader to refuse by name.
     """
     gguf, header = _read(path)
     metadata = {name: value for name, value in header.metadata.items() if not name.startswith("tokenizer.")}
@@ -123,7 +127,7 @@ def holds_tokenizer(path: pathlib.Path) -> bool:
     return "tokenizer.ggml.tokens" in _read(path)[1].metadata
 
 
-def _read(path: pathlib.Path) -> tuple[Any, GgufHeader]:
+def _read(path: pathlib.Path) -> tuple[types.ModuleType, GgufHeader]:
     """Returns the package `gguf`, which expands tensors, and the file's header."""
     try:
         import gguf
@@ -135,7 +139,7 @@ def _read(path: pathlib.Path) -> tuple[Any, GgufHeader]:
         raise ValueError(f"{path} is truncated or not a GGUF file ({error}); download it again.") from None
 
 
-def _config(path: pathlib.Path, metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def _config(path: pathlib.Path, metadata: JsonObject, shapes: dict[str, tuple[int, ...]]) -> JsonObject:
     family = metadata.get("general.architecture")
     if family not in _ARCHITECTURES:
         raise ValueError(
@@ -172,7 +176,9 @@ def _as_stored(value: float) -> float:
 
 
 def _hf_name(name: str) -> str:
-    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; names that are not known stay."""
+    """Returns Hugging Face's name of a tensor, `model.layers.3.self_attn.q_proj.weight`
+    of `blk.3.attn_q.weight`; names that are not known stay.
+    """
     stem, _, kind = name.rpartition(".")
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block and block[2] in _BLOCK_TENSORS:
@@ -180,9 +186,9 @@ def _hf_name(name: str) -> str:
     return f"{_TENSORS[stem]}.{kind}" if stem in _TENSORS else name
 
 
-def _as_in_hugging_face(values: np.ndarray, name: str, hf: dict[str, Any]) -> np.ndarray:
-    """Undoes what llama.cpp's converter does: in LLaMA files the two halves of each rotary head are interleaved, and
-    Gemma's norms hold 1 + scale.
+def _as_in_hugging_face(values: np.ndarray, name: str, hf: JsonObject) -> np.ndarray:
+    """Undoes the changes of llama.cpp's converter: in LLaMA files the two halves of
+    each rotary head are interleaved, and Gemma's norms hold 1 + scale.
     """
     if hf["model_type"] == "gemma" and "norm" in name:
         return values - 1
@@ -194,10 +200,12 @@ def _as_in_hugging_face(values: np.ndarray, name: str, hf: dict[str, Any]) -> np
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _llama3_scaling(factors: np.ndarray, hf: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Llama 3.1 files hold by how much each pair of coordinates is slowed, not the parameters that this follows from.
+def _llama3_scaling(factors: np.ndarray, hf: JsonObject, path: pathlib.Path) -> JsonObject:
+    """Recovers the parameters of Llama 3.1's rotary scaling from factors, by which each
+    pair of coordinates is slowed.
 
-    Recovers them for the values that all of Meta's models use, and refuses the file if they do not explain the factors.
+    The values tried are those that all of Meta's models use; a file is refused where
+    they do not explain its factors.
     """
     theta = hf.get("rope_theta", 10000.0)
     factor = float(factors.max(initial=0))

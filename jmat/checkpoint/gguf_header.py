@@ -12,6 +12,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from jmat.runtime.annotations import Fields, JsonObject
+
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -21,7 +23,7 @@ _KEPT_VALUES = 1024  # of an array; longer ones belong to the tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class GgufTensor:
-    """The place of one tensor in a GGUF file.
+    """Holds the place of one tensor in a GGUF file.
 
     Attributes:
       shape: in numpy's order, the fastest axis last.
@@ -38,12 +40,12 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True)
 class GgufHeader:
-    """The metadata of a GGUF file and its tensors, by name.
+    """Holds the metadata of a GGUF file and its tensors, by name.
 
     An array of text, or of more than 1,024 numbers, is only described in words.
     """
 
-    metadata: Mapping[str, Any]
+    metadata: Fields
     tensors: Mapping[str, GgufTensor]
 
 
@@ -52,10 +54,12 @@ def read_header(path: pathlib.Path, block_sizes: Mapping[int, tuple[int, int]]) 
 
     Args:
       path: of the file.
-      block_sizes: for each type of tensor, how many elements a block of it has, and how many bytes.
+      block_sizes: for each type of tensor, how many elements a block of it has, and how
+        many bytes.
 
     Raises:
-      ValueError: it is no GGUF file of version 2 or 3, it announces more than it holds, or names something twice.
+      ValueError: it is no GGUF file of version 2 or 3, it announces more than it holds,
+        or names something twice.
     """
     with path.open("rb") as file:
         if file.read(4) != _MAGIC:
@@ -94,7 +98,7 @@ class _Cursor:
         except UnicodeDecodeError:
             raise ValueError(f"its text at byte {start} is not UTF-8") from None
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int) -> object:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
@@ -103,7 +107,7 @@ class _Cursor:
             return self.array(*self.numbers("I"), *self.numbers("Q"))
         raise ValueError(f"it holds a value of the unknown type {kind}")
 
-    def array(self, kind: int, count: int) -> Any:
+    def array(self, kind: int, count: int) -> object:
         if kind in _SCALARS:
             size = struct.calcsize(f"<{_SCALARS[kind]}")
             if count <= _KEPT_VALUES:
@@ -123,7 +127,7 @@ def _parse(cursor: _Cursor, block_sizes: Mapping[int, tuple[int, int]]) -> GgufH
         big_endian = version & 0xFFFF == 0
         raise ValueError("it is big-endian" if big_endian else f"it is of version {version}, not 2 or 3")
     tensor_count, metadata_count = cursor.numbers("Q", 2)
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
     for _ in range(metadata_count):
         name = cursor.text()
         if name in metadata:
@@ -142,7 +146,7 @@ def _parse(cursor: _Cursor, block_sizes: Mapping[int, tuple[int, int]]) -> GgufH
 
 def _placed(
     announced: Mapping[str, tuple[tuple[int, ...], int, int]],
-    metadata: Mapping[str, Any],
+    metadata: Fields,
     cursor: _Cursor,
     block_sizes: Mapping[int, tuple[int, int]],
 ) -> dict[str, GgufTensor]:

@@ -2,13 +2,14 @@
 
 import os
 import pathlib
-from typing import Any
 
 import huggingface_hub
 import huggingface_hub.errors
 
 from jmat.checkpoint import load_model
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
+from jmat.data.encoding import Tokenizer
+from jmat.models.family import Transformer
 from jmat.runtime.errors import first_line, readable_errors, shortened
 from jmat.runtime.mesh import local_mesh
 from jmat.runtime.names import known_name
@@ -27,26 +28,39 @@ def load(
     ignore_config: tuple[str, ...] = (),
     shard_parameters: bool = False,
     ignore_maps: bool = False,
-) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer; the model is placed on the local devices, and never copied again.
+) -> tuple[Transformer, Tokenizer | None]:
+    """Loads a model and its tokenizer; the model is placed on the local devices, and
+    never copied again.
 
     Args:
-      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`; `jmat:gpt2-docs` where a folder has that name, too), a
-        folder in Hugging Face format, a hub id (`gpt2`), or a GGUF file.
-      dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax and logits are float32 always.
+      name_or_folder: a bundled name (`gpt2-docs`, `bert-docs`; `jmat:gpt2-docs` where a
+        folder has that name, too), a folder in Hugging Face format, a hub id (`gpt2`),
+        or a GGUF file.
+      dtype: of parameters and activations: float32, bfloat16 or float16. Norms, softmax
+        and logits are float32 always.
       revision: branch, tag or commit of a hub id.
-      ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
-      ignore_maps: load the whole model of a folder that `prune --save` wrote with maps, without these.
+      ignore_config: names of config.json fields that jmat does not know and that do not
+        change the numbers.
+      ignore_maps: load the whole model of a folder that `prune --save` wrote with maps,
+        without these.
       shard_parameters: split every parameter over the local devices as it is read
         (`jmat.runtime.mesh.parameter_sharding`).
 
     Returns:
-      The model, and its tokenizer (None if the folder has none). No code that comes with a checkpoint is ever run.
+      The model, and its tokenizer (None if the folder has none). No code that comes
+      with a checkpoint is ever run.
 
     Raises:
       FileNotFoundError: no such model, here or on the hub.
-      ValueError: a checkpoint that jmat does not implement, or that is damaged, all problems in one message; a
-        tokenizer that does not load, or that is another model's.
+      ValueError: a checkpoint that jmat does not implement, or that is damaged, all
+        problems in one message; a tokenizer that does not load, or that is another
+        model's.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> model.config.layers, model.config.width
+      (8, 192)
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
@@ -56,8 +70,9 @@ def load(
             f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
             "experiments.tasks or jmat.studies.prune.surgery.load_pruned."
         )
-    where: dict[str, Any] = {"mesh": local_mesh(), "shard_parameters": shard_parameters}
-    model = load_model(folder, dtype=dtype, ignore_config=ignore_config, **where)
+    model = load_model(
+        folder, dtype=dtype, ignore_config=ignore_config, mesh=local_mesh(), shard_parameters=shard_parameters
+    )
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, str(name_or_folder))
     model.name = str(name_or_folder)
@@ -65,13 +80,14 @@ def load(
 
 
 def bundled() -> list[str]:
-    """Names of the models that come with jmat."""
+    """Returns the names of the models that come with jmat."""
     return sorted(path.parent.name for path in _BUNDLED.glob("*/config.json"))
 
 
 @readable_errors()
 def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> pathlib.Path:
-    """The local folder of a model; downloads a hub id (config, weights, tokenizer) unless it is cached.
+    """Returns the local folder of a model; downloads a hub id (config, weights,
+    tokenizer) unless it is cached.
 
     Raises what `load` does, and ValueError for a revision of what is no hub id.
     """

@@ -12,7 +12,6 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,8 @@ from jmat.checkpoint.gguf_files import find_gguf, open_gguf
 from jmat.checkpoint.tensor_files import FLOATS, TensorFiles, open_weights
 from jmat.models import FAMILIES, build, config_from_hf, read_config
 from jmat.models.config import ModelConfig
-from jmat.models.family import OTHER_HEADS, Family
+from jmat.models.family import OTHER_HEADS, Family, Transformer
+from jmat.runtime.annotations import Leaf
 from jmat.runtime.errors import printable, readable_errors
 from jmat.runtime.files import save_together, write_tensors
 from jmat.runtime.mesh import parameter_sharding, replicate
@@ -38,23 +38,25 @@ def load_model(
     ignore_config: tuple[str, ...] = (),
     mesh: Mesh | None = None,
     shard_parameters: bool = False,
-) -> Any:
-    """The model of a Hugging Face folder, or of a GGUF file, with parameters in `dtype`.
+) -> Transformer:
+    """Reads the model of a Hugging Face folder, or of a GGUF file, with parameters in
+    `dtype`.
 
-    Every parameter goes to the devices of the mesh as soon as it is read: a copy to each, or sharded, so that no
-    device ever holds all of them.
+    Every parameter goes to the devices of the mesh as soon as it is read: a copy to
+    each, or sharded, so that no device ever holds all of them.
 
     Args:
       folder: of the model.
       dtype: of its parameters.
-      ignore_config: names of config.json fields that jmat does not know and that do not change the numbers.
+      ignore_config: names of config.json fields that jmat does not know and that do not
+        change the numbers.
       mesh: the devices; by default the first one alone.
       shard_parameters: split every parameter over the devices of the mesh.
 
     Raises:
       FileNotFoundError: no config.json, no weights.
-      ValueError: a config field that is not implemented; missing, surplus or misshapen tensors (all of them, by name);
-        a corrupt file; weights that are not finite.
+      ValueError: a config field that is not implemented; missing, surplus or misshapen
+        tensors (all of them, by name); a corrupt file; weights that are not finite.
     """
     _refuse_adapters(folder)
     gguf = find_gguf(folder)
@@ -104,8 +106,9 @@ def _put(part: np.ndarray, dtype: str, mesh: Mesh | None, shard_parameters: bool
     return array if mesh is None else replicate(mesh, array)
 
 
-def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> None:
-    """Writes model.safetensors and config.json as transformers does; whole or not at all.
+def save_model(folder: pathlib.Path, model: Transformer, *, dtype: str = "float32") -> None:
+    """Writes model.safetensors and config.json as transformers does; whole or not at
+    all.
 
     config.json, without which nobody reads the folder as a model, comes last.
     """
@@ -125,29 +128,33 @@ def save_model(folder: pathlib.Path, model: Any, *, dtype: str = "float32") -> N
     )
 
 
-def parameters(model: Any) -> dict[str, Any]:
-    """The model's parameters by dotted path, e.g. `blocks.3.attn.q.kernel`."""
+def parameters(model: Transformer) -> dict[str, Leaf[jax.Array]]:
+    """Returns the model's parameters by dotted path, e.g. `blocks.3.attn.q.kernel`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model)
     return {_dotted(path): leaf for path, leaf in leaves}
 
 
-def with_parameters(model: Any, arrays: Mapping[str, jax.Array]) -> Any:
+def with_parameters(model: Transformer, arrays: Mapping[str, jax.Array]) -> Transformer:
     """Returns the model with other parameters, given by dotted path."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
     return jax.tree.unflatten(treedef, [arrays[_dotted(path)] for path, _ in leaves])
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
+def _dotted(path: tuple[object, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
 
 
 def _full_name(name: str, family: Family) -> str:
-    """The name under which a model saved with its head stores one of its base model's tensors."""
+    """Returns the name under which a model saved with its head stores one of its base
+    model's tensors.
+    """
     return name if name.startswith(family.head_prefixes) else family.prefixes[0] + name
 
 
 def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
-    """Name in the key table → name in the file: without the prefix, with new names for old ones."""
+    """Returns name in the key table → name in the file: without the prefix, with new
+    names for old ones.
+    """
     names: dict[str, str] = {}
     for stored in files.shapes:
         prefix = next((prefix for prefix in family.prefixes if stored.startswith(prefix)), "")
@@ -160,7 +167,8 @@ def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
 
 
 def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> ModelConfig:
-    """A checkpoint without a tensor of the head's own has none; a stored head that is not the embedding is not tied.
+    """Returns the config without a head where none of the head's own tensors is stored,
+    and untied where a stored head is not the embedding.
 
     Both are what transformers does, whatever the config says.
     """

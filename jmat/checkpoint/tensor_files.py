@@ -13,27 +13,28 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
+from jax.typing import DTypeLike
 
+from jmat.runtime.annotations import JsonObject, TorchTensor
 from jmat.runtime.errors import in_one_line
 from jmat.runtime.json_files import read_json_object
 
 # The dtypes that hold weights, as safetensors calls them.
-FLOATS: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
+FLOATS: dict[str, DTypeLike] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
 _ALL = slice(None)
 _LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorFiles:
-    """The tensors of a folder: shape and dtype by name, and how to read one.
+    """Holds the tensors of a folder: shape and dtype by name, and how to read one.
 
-    `read(name, rows)` returns an array that is the caller's own, of a tensor whose dtype is among `FLOATS`: all of it,
-    or some rows of its first axis.
+    `read(name, rows)` returns an array that is the caller's own, of a tensor whose
+    dtype is among `FLOATS`: all of it, or some rows of its first axis.
     """
 
     folder: pathlib.Path
@@ -42,7 +43,9 @@ class TensorFiles:
     read: Callable[..., np.ndarray]
 
     def equal(self, a: str, b: str, *, rows: int = 4096) -> bool:
-        """Returns whether two tensors of at least one axis hold the same weights, without reading either whole."""
+        """Returns whether two tensors of at least one axis hold the same weights,
+        without reading either whole.
+        """
         if (
             not self.shapes[a]
             or self.shapes[a] != self.shapes[b]
@@ -55,11 +58,13 @@ class TensorFiles:
 
 @contextlib.contextmanager
 def open_weights(folder: pathlib.Path) -> Iterator[TensorFiles]:
-    """Opens a folder's weights: safetensors if there are any, else a PyTorch pickle through torch, weights only.
+    """Opens a folder's weights: safetensors if there are any, else a PyTorch pickle
+    through torch, weights only.
 
     Raises:
       FileNotFoundError: there are no weights, or a shard is missing.
-      ValueError: a file is truncated or corrupt, holds anything but tensors, or is a pickle and torch is not installed.
+      ValueError: a file is truncated or corrupt, holds anything but tensors, or is a
+        pickle and torch is not installed.
     """
     for stem, suffix, reader in (("model", ".safetensors", _safetensors), ("pytorch_model", ".bin", _pickle)):
         single, index = folder / (stem + suffix), folder / f"{stem}{suffix}.index.json"
@@ -124,7 +129,7 @@ def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles
     return TensorFiles(folder, shapes, dtypes, read)
 
 
-def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
+def _header(path: pathlib.Path) -> tuple[JsonObject, int]:
     """Returns the header of a file, and where the bytes of its tensors begin. `safe_open` checks that both agree."""
     try:
         with safetensors.safe_open(path, framework="numpy"):
@@ -144,7 +149,9 @@ def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Bytes at an address that is a multiple of 64: JAX takes such an array on a CPU over instead of copying it."""
+    """Returns bytes at an address that is a multiple of 64: JAX takes such an array on
+    a CPU over instead of copying it.
+    """
     buffer = np.empty(size + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     return buffer[start : start + size]
@@ -196,8 +203,10 @@ def _pickle(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
     return TensorFiles(folder, shapes, dtypes, read)
 
 
-def _load_pickle(path: pathlib.Path) -> dict[str, Any]:
-    """The tensors of one file. Today's format, a zip, is mapped and not read; the old one is read whole."""
+def _load_pickle(path: pathlib.Path) -> dict[str, TorchTensor]:
+    """Reads the tensors of one file. Today's format, a zip, is mapped and not read; the
+    old one is read whole.
+    """
     import torch
 
     _refuse_compressed(path)

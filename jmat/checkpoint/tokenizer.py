@@ -30,8 +30,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
-from jmat.data.encoding import TokenizerError, encode, panics_as_errors, special_tokens
+from jmat.data.encoding import Tokenizer, TokenizerError, encode, panics_as_errors, special_id, special_tokens
 from jmat.models.config import ModelConfig
+from jmat.runtime.annotations import JsonObject
 from jmat.runtime.errors import readable_errors
 from jmat.runtime.json_files import read_json_object
 
@@ -49,14 +50,15 @@ _LONG = 1 << 20  # tokens: more than the text above can have
 
 
 @readable_errors()
-def load_tokenizer(folder: pathlib.Path) -> Any:
-    """Returns the tokenizer of a folder or GGUF file, one of transformers; None if there are no tokenizer files.
+def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
+    """Returns the tokenizer of a folder or GGUF file, one of transformers; None if
+    there are no tokenizer files.
 
     The tokenizer of a GGUF file lies beside it, or in it.
 
     Raises:
-      ValueError: the tokenizer is damaged or incomplete, fails on a plain text, or needs a package that is not
-        installed.
+      ValueError: the tokenizer is damaged or incomplete, fails on a plain text, or
+        needs a package that is not installed.
     """
     gguf = find_gguf(folder)
     folder = folder if gguf is None else gguf.parent
@@ -94,7 +96,7 @@ def _check_sizes(folder: pathlib.Path, says: str) -> None:
             raise ValueError(f"{says}: {path.name} has {size} bytes, and no tokenizer needs more than {_MOST_BYTES}.")
 
 
-def _without_dropout(tokenizer: Any, folder: pathlib.Path) -> None:
+def _without_dropout(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
     """Turns off the random omission of merges, which is for training: a text always becomes the same tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and getattr(backend.model, "dropout", None):
@@ -107,7 +109,7 @@ def _without_dropout(tokenizer: Any, folder: pathlib.Path) -> None:
         backend.model.dropout = None
 
 
-def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
+def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, name: str) -> None:
     """Raises ValueError for a tokenizer with ids that the model does not have.
 
     Args:
@@ -118,9 +120,10 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
     if tokenizer is None:
         return
     # Tokens that were added later may lie beyond the embedding: no text has them unless it spells them out.
-    added, vocabulary = tokenizer.added_tokens_decoder, tokenizer.get_vocab().values()
+    added, vocabulary = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.get_vocab().values()
     before, after = special_tokens(tokenizer, masked=not config.causal)
-    mask = [] if config.causal or tokenizer.mask_token_id is None else [tokenizer.mask_token_id]
+    mask_token = special_id(tokenizer, "mask")
+    mask = [] if config.causal or mask_token is None else [mask_token]
     largest = max(*before, *after, *mask, *(token for token in vocabulary if token not in added), 0, 0)
     if largest >= config.vocab_size:
         raise ValueError(
@@ -129,7 +132,7 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, name: str) -> None:
         )
 
 
-def _from_tokenizer_json(folder: pathlib.Path) -> Any:
+def _from_tokenizer_json(folder: pathlib.Path) -> Tokenizer:
     import transformers  # here, because it takes seconds to import
 
     try:
@@ -170,18 +173,18 @@ def _present(folder: pathlib.Path, *names: str) -> bool:
     return all((folder / name).is_file() for name in names)
 
 
-def _half(folder: pathlib.Path) -> Any:
+def _half(folder: pathlib.Path) -> Tokenizer:
     present, missing = ("vocab.json", "merges.txt") if _present(folder, "vocab.json") else ("merges.txt", "vocab.json")
     raise ValueError(f"there is {present}, but no {missing} beside it; download the tokenizer again.")
 
 
-def _from_vocabulary(folder: pathlib.Path) -> Any:
+def _from_vocabulary(folder: pathlib.Path) -> Tokenizer:
     """Reads vocab.txt, or vocab.json with merges.txt, by the class of the family."""
     tokenizer = _by_class(folder)
     file = folder / ("vocab.json" if _present(folder, "vocab.json", "merges.txt") else "vocab.txt")
     content = file.read_text("utf-8")
     tokens = json.loads(content) if file.suffix == ".json" else map(str.strip, content.split("\n"))
-    if tokenizer.vocab_size < len(set(tokens) - {""}):
+    if getattr(tokenizer, "vocab_size", 0) < len(set(tokens) - {""}):
         raise ValueError(
             f"{type(tokenizer).__name__}, the class of this family, does not read {file.name}; say which does in "
             'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
@@ -189,7 +192,7 @@ def _from_vocabulary(folder: pathlib.Path) -> Any:
     return tokenizer
 
 
-def _from_model_file(folder: pathlib.Path) -> Any:
+def _from_model_file(folder: pathlib.Path) -> Tokenizer:
     """Reads a SentencePiece file under any name, or a tiktoken file, by the class of the family."""
     file = _model_file(folder)
     assert file is not None
@@ -226,13 +229,13 @@ def _named_model(file: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(shutil.copyfile(file, pathlib.Path(temporary) / f"{file.stem}.model"))
 
 
-def _by_class(folder: pathlib.Path, **options: Any) -> Any:
+def _by_class(folder: pathlib.Path, **options: str) -> Tokenizer:
     import transformers
 
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
-def _config(path: pathlib.Path, most_bytes: int = 1 << 24) -> dict[str, Any]:
+def _config(path: pathlib.Path, most_bytes: int = 1 << 24) -> JsonObject:
     """Returns the object that a JSON file holds, by default of at most 16 MiB; empty if there is no such file."""
     if not path.is_file():
         return {}

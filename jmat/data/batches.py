@@ -4,7 +4,7 @@ Everything is numpy, on the host. Letters: B rows of a batch, T length, P exampl
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import Array, Int, Int32
@@ -18,14 +18,23 @@ from jmat.runtime.shapes import rung
 _SHORTEST_ROW = 64
 
 
+class Where(TypedDict):
+    """Holds the arguments of `jmat.run` that say where each token stands: [B, T] each."""
+
+    segments: Int32[Array | ndarray, "B T"]
+    positions: Int32[Array | ndarray, "B T"]
+
+
 class Batch(NamedTuple):
-    """Rows of tokens as a model reads them: one text a row, or several that are blind to one another.
+    """Holds rows of tokens as a model reads them: one text a row, or several that are
+    blind to one another.
 
     Attributes:
       tokens: ids [B, T]; padding holds any valid id.
       segments: [B, T]; which text of its row a token belongs to, from 1; 0 is padding.
       positions: [B, T]; index of each token in its text, from 0.
-      read_at: [B, P]; columns of the row at which examples are read; 0 where there is none. P may be 0.
+      read_at: [B, P]; columns of the row at which examples are read; 0 where there is
+        none. P may be 0.
       examples: [B, P]; number of each example, from 0; −1 where there is none.
     """
 
@@ -36,8 +45,10 @@ class Batch(NamedTuple):
     examples: Int32[Array | ndarray, "B P"]
 
     @property
-    def where(self) -> dict[str, Any]:
-        """Returns the arguments of `jmat.run` that say where each token stands: `segments` and `positions`."""
+    def where(self) -> Where:
+        """Returns the arguments of `jmat.run` that say where each token stands:
+        `segments` and `positions`.
+        """
         return {"segments": self.segments, "positions": self.positions}
 
     @property
@@ -56,18 +67,22 @@ def padded_batches(
     row_multiple: int = 1,
     pad_id: int = 0,
 ) -> list[Batch]:
-    """Returns batches with one sentence a row that hold every example once; the longest sentences come first.
+    """Returns batches with one sentence a row that hold every example once; the longest
+    sentences come first.
 
-    T is the longest sentence's length rounded up to 1, 2, … 8, 10, 12, 14, 16, 20, 24, … times `multiple`, and B is
-    `tokens_per_batch / T`. Only the last batch can be short, and is filled with empty rows.
+    T is the longest sentence's length rounded up to 1, 2, … 8, 10, 12, 14, 16, 20, 24,
+    … times `multiple`, and B is `tokens_per_batch / T`. Only the last batch can be
+    short, and is filled with empty rows.
 
     Args:
       split: sentences without an example are left out.
-      cut_after_position: leave out what follows a sentence's last example; a causal model does not see it.
+      cut_after_position: leave out what follows a sentence's last example; a causal
+        model does not see it.
       max_length: the model's positions; T never exceeds it.
       tokens_per_batch: B·T at most, as long as one row (or `row_multiple` rows) fits.
       multiple: T is a multiple of this, unless `max_length` is less.
-      row_multiple: B is a multiple of this: the number of devices over which the rows are sharded.
+      row_multiple: B is a multiple of this: the number of devices over which the rows
+        are sharded.
       pad_id: any valid token id; padding is masked.
 
     Raises:
@@ -88,10 +103,12 @@ def packed(
     row_multiple: int = 1,
     pad_id: int = 0,
 ) -> list[Batch]:
-    """Returns batches with several sentences a row that hold every example once, with little padding.
+    """Returns batches with several sentences a row that hold every example once, with
+    little padding.
 
-    Sentences share rows of 64 tokens; longer ones begin rows of 128, 256, …. Batches of one row
-    length have one shape. Takes the arguments of `padded_batches`, and raises what it raises.
+    Sentences share rows of 64 tokens; longer ones begin rows of 128, 256, …. Batches of
+    one row length have one shape. Takes the arguments of `padded_batches`, and raises
+    what it raises.
     """
     sizes = _sizes(split, cut_after_position, max_length)
     left = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
@@ -143,7 +160,9 @@ def _fill(
 
 
 def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: int) -> tuple[int, int]:
-    """B, and the rows of all batches together: as even as multiples of 8 allow, so that the last one is nearly full."""
+    """Returns B, and the rows of all batches together: as even as multiples of 8 allow,
+    so that the last one is nearly full.
+    """
     most = max(tokens_per_batch // length // row_multiple, 1) * row_multiple
     count = -(-rows // most)
     step = row_multiple * max(8 // row_multiple, 1) if rows > 8 else row_multiple
@@ -152,7 +171,9 @@ def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: i
 
 
 def padding_waste(split: Split, **options: Any) -> float:
-    """Returns the share of padding in `padded_batches(split, **options)`: work for nothing, between 0 and 1."""
+    """Returns the share of padding in `padded_batches(split, **options)`: work for
+    nothing, between 0 and 1.
+    """
     batches = padded_batches(split, **options)
     return float(1 - sum(batch.lengths.sum() for batch in batches) / sum(batch.tokens.size for batch in batches))
 
@@ -189,7 +210,9 @@ def _plan(
 
 
 def _example_table(split: Split) -> Int32[ndarray, "S P"]:
-    """The examples in each sentence, in their order; −1 where a sentence has fewer than the most."""
+    """Returns the examples in each sentence, in their order; −1 where a sentence has
+    fewer than the most.
+    """
     by_row = np.argsort(split.rows, kind="stable")
     rows = split.rows[by_row]
     counts = np.bincount(rows, minlength=split.num_sentences)

@@ -49,7 +49,9 @@ _SKIPPED = re.compile(
 
 
 def _dependencies() -> dict[str, importlib.metadata.Distribution]:
-    """The installed distributions that jmat needs, directly or not, without extras, by canonical name."""
+    """Returns the installed distributions that jmat needs, directly or not, without
+    extras, by canonical name.
+    """
     try:
         queue = _requirements(importlib.metadata.distribution("jmat"))
     except importlib.metadata.PackageNotFoundError:
@@ -80,7 +82,9 @@ def _python_files(distributions: Iterable[importlib.metadata.Distribution]) -> l
 
 
 def _docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a module, its classes and functions; none where the file cannot be read or parsed."""
+    """Returns the docstrings of a module, its classes and functions; none where the
+    file cannot be read or parsed.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -100,11 +104,13 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def docs_sentences() -> list[str]:
-    """The corpus ``docs``: about 70,000 distinct English sentences, ordered by their hash.
+    """Returns the corpus ``docs``: about 70,000 distinct English sentences, ordered by
+    their hash.
 
-    Found once in half a minute, then kept in a text file in ``$JMAT_CACHE``, else ``$XDG_CACHE_HOME/jmat``, else
-    ``~/.cache/jmat``, named by a hash of every version and rule that matters, and by one of its content: a damaged file
-    is made anew. It is no error if the folder cannot be written.
+    Found once in half a minute, then kept in a text file in
+    ``$JMAT_CACHE``, else ``$XDG_CACHE_HOME/jmat``, else ``~/.cache/jmat``, named by a
+    hash of every version and rule that matters, and by one of its content: a damaged
+    file is made anew. It is no error if the folder cannot be written.
     """
     packages = _dependencies()
     versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
@@ -119,7 +125,9 @@ def docs_sentences() -> list[str]:
 
 
 def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> list[str]:
-    """The distinct sentences of all docstrings of the standard library and of packages, ordered by their hash."""
+    """Returns the distinct sentences of all docstrings of the standard library and of
+    packages, ordered by their hash.
+    """
     seen: set[str] = set()
     found: set[str] = set()
     with _no_garbage_collection(), warnings.catch_warnings():
@@ -133,7 +141,9 @@ def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> lis
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Syntax trees have no cycles, and looking for cycles in them takes as long as parsing."""
+    """Turns off the search for cycles, of which syntax trees have none, and which takes
+    as long as parsing.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,7 +154,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def text_sentences(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a text file, one sentence or paragraph each, without the blank ones.
+    """Returns the lines of a text file, one sentence or paragraph each, without the
+    blank ones.
 
     Raises what `text_lines` does, and ValueError for a file without text.
     """
@@ -158,19 +169,21 @@ _NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those t
 
 
 def named_corpus(name_or_path: str | os.PathLike[str]) -> str | None:
-    """Returns the name of a corpus that jmat knows, without the prefix `jmat:`; None for a text file.
+    """Returns the name of a corpus that jmat knows, without the prefix `jmat:`; None
+    for a text file.
 
-    Raises ValueError where the name is empty, or also that of a file here: `./docs` is the file, `jmat:docs` the
-    corpus.
+    Raises ValueError where the name is empty, or also that of a file here: `./docs` is
+    the file, `jmat:docs` the corpus.
     """
     return known_name(name_or_path, [*_NAMED, *hub_corpora.SOURCES], Path.is_file, kind="corpus")
 
 
 def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
-    """The sentences of a named corpus or of a text file.
+    """Returns the sentences of a named corpus or of a text file.
 
     Raises:
-      FileNotFoundError, ValueError: neither a name nor a readable text file (`text_sentences`).
+      FileNotFoundError, ValueError: neither a name nor a readable text file
+        (`text_sentences`).
     """
     named = named_corpus(name_or_path)
     if named in _NAMED:
@@ -200,10 +213,12 @@ SPLIT_SHARES = {"train": 0.78, "fit": 0.155, "eval": 0.065}
 
 
 def split(sentences: Iterable[str]) -> dict[str, list[str]]:
-    """Divides sentences into ``train`` (78 %), ``fit`` (15.5 %) and ``eval`` (6.5 %), in their order.
+    """Divides sentences into ``train`` (78 %), ``fit`` (15.5 %) and ``eval`` (6.5 %),
+    in their order.
 
-    The place of a sentence depends on its own letters alone, not on case, digits, punctuation or the other sentences:
-    whatever versions are installed, none ever moves from one part to another, and near-identical ones stay together.
+    The place of a sentence depends on its own letters alone, not on case, digits,
+    punctuation or the other sentences: whatever versions are installed, none ever moves
+    from one part to another, and near-identical ones stay together.
     """
     parts: dict[str, list[str]] = {name: [] for name in SPLIT_SHARES}
     bounds = np.cumsum(list(SPLIT_SHARES.values()))
@@ -223,21 +238,25 @@ def check_parts(parts: Mapping[str, Sequence[str]], name: str | os.PathLike[str]
 def fit_eval(
     name_or_path: str | os.PathLike[str], num_fit: int | None, num_eval: int | None, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Draws sentences to fit on and others to evaluate on from two parts that never overlap.
+    """Draws sentences to fit on and others to evaluate on from two parts that never
+    overlap.
 
-    For a named corpus these are ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part. The
-    text of a user is divided by the same hash, in proportion to the numbers asked for, each distinct sentence once. Of
-    a data set on the hub (`jmat.data.hub_corpora`) the two come from different documents.
+    For a named corpus these are
+    ``fit`` and ``eval`` of `split`: the bundled models have read its ``train`` part.
+    The text of a user is divided by the same hash, in proportion to the numbers asked
+    for, each distinct sentence once. Of a data set on the hub (`jmat.data.hub_corpora`)
+    the two come from different documents.
 
     Args:
       name_or_path: a named corpus, or a text file.
       num_fit: sentences to fit on; None: all that `num_eval` leaves.
-      num_eval: sentences to evaluate on; None: all that `num_fit` leaves, or, if that is None, too, a quarter of a
-        user's text.
+      num_eval: sentences to evaluate on; None: all that `num_fit` leaves, or, if that
+        is None, too, a quarter of a user's text.
       seed: draws them.
 
     Raises:
-      FileNotFoundError, ValueError, ConnectionError: as `load_corpus`; or there are fewer sentences than asked for.
+      FileNotFoundError, ValueError, ConnectionError: as `load_corpus`; or there are
+        fewer sentences than asked for.
     """
     if (num_fit is not None and num_fit < 1) or (num_eval is not None and num_eval < 1):
         raise ValueError(f"num_fit={num_fit} and num_eval={num_eval}: both must be at least 1.")
@@ -274,10 +293,12 @@ def _shares(count: int, num_fit: int | None, num_eval: int | None) -> tuple[int,
 
 
 def divide(texts: Iterable[str], fit: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Divides texts by a hash of their letters into those to fit on and those to evaluate on.
+    """Divides texts by a hash of their letters into those to fit on and those to
+    evaluate on.
 
-    Texts that differ in case, digits and punctuation alone stand side by side, so all but those
-    at the cut stay together. The order in which the texts are given does not matter.
+    Texts that differ in case, digits and punctuation alone stand side by side, so all
+    but those at the cut stay together. The order in which the texts are given does not
+    matter.
 
     Args:
       texts: the texts, each once.
@@ -315,7 +336,9 @@ def _draw(sentences: Iterable[str], count: int, seed: int) -> list[str]:
 
 
 def _distinct(sentences: Iterable[str]) -> list[str]:
-    """The first of each group of sentences that have the same letters, in their order."""
+    """Returns the first of each group of sentences that have the same letters, in their
+    order.
+    """
     first: dict[str, str] = {}
     for sentence in sentences:
         first.setdefault(_letters(sentence), sentence)
@@ -326,7 +349,9 @@ _NOT_LETTERS = str.maketrans("", "", string.punctuation + string.digits)
 
 
 def _letters(sentence: str) -> str:
-    """A sentence without case, digits and punctuation, its words one space apart; itself where nothing is left."""
+    """Returns a sentence without case, digits and punctuation, its words one space
+    apart; itself where nothing is left.
+    """
     return " ".join(sentence.casefold().translate(_NOT_LETTERS).split()) or sentence
 
 

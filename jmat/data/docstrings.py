@@ -42,14 +42,18 @@ _SECTION = re.compile(rf"^( *){_HEADINGS}: *$\n((?:(?:\1 +\S.*|[ ]*)(?:\n|\Z))*)
 
 
 def _section(match: re.Match[str]) -> str:
-    """A Google-style section without its heading; entries stand at the first line's indentation."""
+    """Returns a Google-style section without its heading; entries stand at the first
+    line's indentation.
+    """
     body = match[2]
     indent = body[: len(body) - len(body.lstrip())].rpartition("\n")[2]
     return "\n\n" + re.sub(rf"^{indent}{_NAME}(?: ?\(.*?\))? ?: ", _DESCRIPTION, body, flags=re.MULTILINE)
 
 
 def _paragraphs(docstring: str) -> list[str]:
-    """The paragraphs of prose in a docstring, without code, doctests, tables, headings and parameter names."""
+    """Returns the paragraphs of prose in a docstring, without code, doctests, tables,
+    headings and parameter names.
+    """
     text = _SECTION.sub(_section, docstring)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
@@ -101,7 +105,9 @@ _STOP_WORDS = frozenset(
 
 
 def sentences(docstring: str) -> Iterator[str]:
-    """The clean English sentences of a docstring, in their order; whatever is not one is dropped."""
+    """Returns the clean English sentences of a docstring, in their order; whatever is
+    not one is dropped.
+    """
     text = "\n".join(_paragraphs(docstring))
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
@@ -116,7 +122,9 @@ def sentences(docstring: str) -> Iterator[str]:
 
 
 def _reads_well(sentence: str) -> bool:
-    """Whether this is one sentence of English: its shape, its length, few identifiers, enough of the small words."""
+    """Returns whether this is one sentence of English: its shape, its length, few
+    identifiers, enough of the small words.
+    """
     if not _CHARACTERS.fullmatch(sentence) or _REFUSED.match(sentence):
         return False
     words = sentence.split()

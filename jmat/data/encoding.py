@@ -29,8 +29,31 @@ _SECONDS, _PER_SECOND = 5.0, 500  # a tokenizer that reads fewer characters a se
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """The part of a tokenizer of transformers that reading text needs."""
+class NamesTokens(Protocol):
+    """Describes the part of a tokenizer of transformers that names tokens."""
+
+    def convert_ids_to_tokens(self, ids: int) -> str | list[str] | None:
+        """Returns the name of a token."""
+        ...
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Returns the text that tokens stand for, by their names."""
+        ...
+
+
+@runtime_checkable
+class KnowsSpecialTokens(Protocol):
+    """Describes the part of a tokenizer of transformers that knows special tokens."""
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Returns the ids of special tokens."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(NamesTokens, KnowsSpecialTokens, Protocol):
+    """Describes the part of a tokenizer of transformers that jmat needs."""
 
     truncation_side: str  # "right" or "left": where a text that is too long is cut
 
@@ -42,29 +65,53 @@ class Tokenizer(Protocol):
         """Returns how many tokens there are."""
         ...
 
-    def convert_ids_to_tokens(self, ids: int) -> str | None:
-        """Returns the name of a token."""
+    def decode(self, token_ids: int | list[int]) -> str | list[str]:
+        """Returns the text of tokens."""
+        ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """Returns the ids of all tokens by name."""
+        ...
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> object:
+        """Writes the tokenizer's files into a folder."""
         ...
 
 
+def token_name(token: int, tokenizer: NamesTokens) -> str | None:
+    """Returns the name of a token; None where the tokenizer has no such token."""
+    name = tokenizer.convert_ids_to_tokens(token)
+    return name if isinstance(name, str) else None
+
+
+def special_id(tokenizer: KnowsSpecialTokens | None, name: str) -> int | None:
+    """Returns the id of the special token `mask`, `unk`, `eos`, …; None where the
+    tokenizer has none.
+    """
+    return getattr(tokenizer, f"{name}_token_id", None)
+
+
 class TokenizerError(ValueError):
-    """Raised for a tokenizer that can read no text: its code gives up, or takes exponential time."""
+    """Reports a tokenizer that can read no text: its code gives up, or takes
+    exponential time.
+    """
 
 
 class SpecialTokens(NamedTuple):
-    """The ids that a tokenizer puts before and after every text."""
+    """Holds the ids that a tokenizer puts before and after every text."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def special_tokens(tokenizer: Tokenizer, *, masked: bool) -> SpecialTokens:
-    """Returns the special tokens around a text: all for a masked model, those in front for a causal one.
+    """Returns the special tokens around a text: all for a masked model, those in front
+    for a causal one.
 
     Raises:
       ValueError: the tokenizer makes no token of any text.
     """
-    letters = (tokenizer.convert_ids_to_tokens(token) for token in range(min(len(tokenizer), 1000)))
+    letters = (token_name(token, tokenizer) for token in range(min(len(tokenizer), 1000)))
     for text in ("a", "1", *letters):
         try:
             (inside,), (whole,) = (_ids([text or ""], tokenizer, add_special_tokens=add) for add in (False, True))
@@ -86,14 +133,17 @@ def encode(
     max_length: int,
     special: SpecialTokens,
 ) -> list[Int32[ndarray, " _"] | None]:
-    """Returns the token ids of each text, special tokens included; None where a text has no token of its own.
+    """Returns the token ids of each text, special tokens included; None where a text
+    has no token of its own.
 
-    A longer text than `max_length` is cut at the side that the tokenizer names (`truncation_side`, by default the end)
-    between its special tokens; how many texts were cut is logged. A causal model's text that spells out the tokens of
+    A longer text than `max_length` is cut at the side that the tokenizer names
+    (`truncation_side`, by default the end) between its special tokens; how many texts
+    were cut is logged. A causal model's text that spells out the tokens of
     `special.before` at its beginning does not get them twice.
 
     Raises:
-      ValueError: `max_length` leaves no room for text; a text is no Unicode; the tokenizer fails on a text.
+      ValueError: `max_length` leaves no room for text; a text is no Unicode; the
+        tokenizer fails on a text.
     """
     room = _room(max_length, special)
     keep_end = tokenizer.truncation_side == "left"
@@ -113,9 +163,11 @@ def encode(
 def encode_pieces(
     texts: Sequence[str], tokenizer: Tokenizer, max_length: int, special: SpecialTokens
 ) -> list[list[Int32[ndarray, " _"]]]:
-    """Returns all of each text in pieces of at most `max_length` tokens, each between the special tokens.
+    """Returns all of each text in pieces of at most `max_length` tokens, each between
+    the special tokens.
 
-    A text of more than a million characters is tokenized in parts that end before a space, which is logged.
+    A text of more than a million characters is tokenized in parts that end before a
+    space, which is logged.
 
     Raises what `encode` does.
     """
@@ -133,7 +185,9 @@ def encode_pieces(
 
 
 def text_tokens(texts: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens) -> list[list[int]]:
-    """Returns the token ids of each text, whole, without the special tokens around it. Raises what `encode` does."""
+    """Returns the token ids of each text, whole, without the special tokens around it.
+    Raises what `encode` does.
+    """
     return [_own(special, ids) for ids in _guarded(texts, tokenizer)]
 
 
@@ -146,7 +200,9 @@ def ending(text: str, tokenizer: Tokenizer, tokens: int) -> str:
 
 
 def check_text(text: str, name: str) -> str:
-    """Returns a text that is Unicode; raises ValueError, with the name of the text, for one that is not."""
+    """Returns a text that is Unicode; raises ValueError, with the name of the text, for
+    one that is not.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -235,7 +291,8 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool
 
 @contextlib.contextmanager
 def panics_as_errors(what: str) -> Iterator[None]:
-    """Raises ValueError, which begins with `what`, where the tokenizers library raises or panics.
+    """Raises ValueError, which begins with `what`, where the tokenizers library raises
+    or panics.
 
     A panic of compiled code is no Exception for Python; it becomes a TokenizerError.
     """

@@ -21,7 +21,7 @@ _FIELDS = ("tokens", "lengths", "positions", "rows")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """Sentences end to end, and the positions in them that are examples.
+    """Holds sentences end to end, and the positions in them that are examples.
 
     Attributes:
       tokens: ids of all sentences, one after another.
@@ -60,12 +60,12 @@ class Split:
 
     @property
     def num_examples(self) -> int:
-        """M."""
+        """Returns the number of examples, M."""
         return len(self.positions)
 
     @property
     def num_sentences(self) -> int:
-        """S."""
+        """Returns the number of sentences, S."""
         return len(self.lengths)
 
     @property
@@ -81,14 +81,16 @@ class Split:
         return Split(tokens=self.tokens, lengths=self.lengths, positions=positions, rows=rows)
 
     def places(self, sentences: Int[ndarray, " K"]) -> Int[ndarray, " total"]:
-        """Returns the places in `tokens` of the tokens of some sentences, in their order, repeats included."""
+        """Returns the places in `tokens` of the tokens of some sentences, in their
+        order, repeats included.
+        """
         spans = zip(self.starts[sentences], self.lengths[sentences], strict=True)
         return np.concatenate([np.arange(start, start + length) for start, length in spans])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples to fit maps on, and others to evaluate them on."""
+    """Holds examples to fit maps on, and others to evaluate them on."""
 
     fit: Split
     eval: Split
@@ -105,7 +107,9 @@ def fingerprint(text: Split | Examples) -> str:
 
 
 def count_shared(examples: Examples) -> int:
-    """Returns how many sentences to evaluate on are, token by token, also among those to fit on."""
+    """Returns how many sentences to evaluate on are, token by token, also among those
+    to fit on.
+    """
     fit, held_out = (
         [
             split.tokens[start : start + length].tobytes()
@@ -117,7 +121,9 @@ def count_shared(examples: Examples) -> int:
 
 
 def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:
-    """Raises ValueError where an id is outside the embedding, which JAX would clamp to its last row in silence."""
+    """Raises ValueError where an id is outside the embedding, which JAX would clamp to
+    its last row in silence.
+    """
     flat = tokens.reshape(-1)
     for where in (int(flat.argmax()), int(flat.argmin())) if flat.size else ():
         if not 0 <= flat[where] < vocab_size:
@@ -128,9 +134,11 @@ def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:
 
 
 def save_examples(path: str | os.PathLike[str], examples: Examples) -> None:
-    """Writes `fit_tokens`, `fit_lengths`, `fit_positions` and the same with `eval_`, int32, in an .npz.
+    """Writes `fit_tokens`, `fit_lengths`, `fit_positions` and the same with `eval_`,
+    int32, in an .npz.
 
-    `fit_rows` and `eval_rows` are there only where they are not the default, one example a sentence.
+    `fit_rows` and `eval_rows` are there only where they are not the default, one
+    example a sentence.
     """
     arrays: dict[str, ndarray] = {}
     for name, part in (("fit", examples.fit), ("eval", examples.eval)):
@@ -151,7 +159,8 @@ def load_examples(path: str | os.PathLike[str]) -> Examples:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is corrupt or truncated, misses an array, or its arrays contradict one another.
+      ValueError: it is corrupt or truncated, misses an array, or its arrays contradict
+        one another.
     """
     path = Path(path)
     if not path.exists():
@@ -195,7 +204,9 @@ def _int32(array: ndarray) -> Int32[ndarray, " n"]:
 
 
 def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
-    """The token that each example's prediction is about: the next or the masked one; -1 where the sentence ends."""
+    """Returns the token that each example's prediction is about: the next or the masked
+    one; -1 where the sentence ends.
+    """
     where = split.starts[split.rows] + split.positions
     if masked:
         return split.tokens[where]
@@ -204,11 +215,12 @@ def target_tokens(split: Split, *, masked: bool) -> Int[ndarray, " N"]:
 
 
 def mask_positions(split: Split, mask_token: int | None) -> Split:
-    """Returns the examples as a masked model reads them: one sentence an example, masked at its position.
+    """Returns the examples as a masked model reads them: one sentence an example,
+    masked at its position.
 
-    Every pass over a model reads a split as it is, so this is done once, when the split is made.
-    Tokens to predict (`target_tokens`) come from the split before. The split itself is returned where
-    `mask_token` is None, for causal models.
+    Every pass over a model reads a split as it is, so this is done once, when the split
+    is made. Tokens to predict (`target_tokens`) come from the split before. The split
+    itself is returned where `mask_token` is None, for causal models.
     """
     if mask_token is None:
         return split

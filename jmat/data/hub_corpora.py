@@ -10,25 +10,29 @@ import importlib.metadata
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jmat.data import Examples, load_examples, make_examples, save_examples
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import fingerprint
+from jmat.runtime.annotations import Fields
 from jmat.runtime.cache import cached
 from jmat.runtime.digests import short_hash
 from jmat.runtime.errors import first_line
 
-OpenFile = Callable[[str], Iterable[Mapping[str, Any]]]  # address of a file → its rows
+OpenFile = Callable[[str], Iterable[Fields]]  # address of a file → its rows
 SplitText = Callable[[str], list[str]]  # paragraph → sentences
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The place of a corpus on the hub: `shards` parquet files with a column `text`, numbered where `path` has `{}`."""
+    """Holds the place of a corpus on the hub: `shards` parquet files with a column
+    `text`, numbered where `path` has `{}`.
+    """
 
     about: str
     repo: str
@@ -93,7 +97,8 @@ def hub_fit_eval(
     open_file: OpenFile | None = None,
     split_text: SplitText | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Sentences to fit on, and others to evaluate on from the documents that follow; no sentence twice.
+    """Returns sentences to fit on, and others to evaluate on from the documents that
+    follow; no sentence twice.
 
     Args:
       name: one of `SOURCES`.
@@ -104,7 +109,8 @@ def hub_fit_eval(
       split_text: cuts a paragraph; default: `sentencex`.
 
     Raises:
-      ValueError: unknown name, the extra is not installed, fewer sentences than asked for.
+      ValueError: unknown name, the extra is not installed, fewer sentences than asked
+        for.
       ConnectionError: the hub cannot be read.
     """
     source = _source(name)
@@ -120,13 +126,15 @@ def hub_fit_eval(
 
 
 def hub_sentences(name: str) -> list[str]:
-    """`LOADED` sentences of a corpus, always the same; errors as for `hub_fit_eval`."""
+    """Returns `LOADED` sentences of a corpus, always the same; errors as for
+    `hub_fit_eval`.
+    """
     return hub_fit_eval(name, LOADED, 0, 0)[0]
 
 
 def hub_examples(
     name: str,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     num_fit: int,
     num_eval: int,
@@ -135,10 +143,12 @@ def hub_examples(
     split_text: SplitText | None = None,
     **options: Any,
 ) -> Examples:
-    """Examples from `hub_fit_eval` and `jmat.data.make_examples`, whose options it takes; later from jmat's cache.
+    """Returns examples from `hub_fit_eval` and `jmat.data.make_examples`, whose options
+    it takes; later from jmat's cache.
 
-    The file there, NAME-HASH-FINGERPRINT.npz, is named by everything that matters: the data set's commit, the rules and
-    the library that cut it into sentences, the numbers and the seed, the tokenizer, and the options.
+    The file there, NAME-HASH-FINGERPRINT.npz, is named by everything that matters: the
+    data set's commit, the rules and the library that cut it into sentences, the numbers
+    and the seed, the tokenizer, and the options.
     """
     chosen = [num_fit, num_eval, seed, sorted(options.items())]
     key = [_source(name), chosen, _tokenizer_digest(tokenizer), _rules(name, split_text is None)]
@@ -155,7 +165,7 @@ def hub_examples(
 
 
 def _documents(name: str, source: Source, random: np.random.Generator, open_file: OpenFile) -> Iterator[str]:
-    """Documents of some files, drawn at random, one from each in turn."""
+    """Yields documents of some files, drawn at random, one from each in turn."""
     shards = random.permutation(source.shards)[:_FILES]
     streams = [_articles(_texts(name, source.address(int(shard)), open_file), source.row_is) for shard in shards]
     for documents in itertools.zip_longest(*streams):
@@ -168,8 +178,10 @@ def _texts(name: str, address: str, open_file: OpenFile) -> Iterator[str]:
         yield row["text"] or ""
 
 
-def rows(what: str, address: str, open_file: OpenFile, advice: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file. Whatever goes wrong while it is read is the network's or the hub's: a ConnectionError."""
+def rows(what: str, address: str, open_file: OpenFile, advice: str) -> Iterator[Fields]:
+    """Yields the rows of a file. Whatever goes wrong while it is read is the network's
+    or the hub's: a ConnectionError.
+    """
     try:
         yield from open_file(address)
     except Exception as error:
@@ -221,7 +233,9 @@ def _together(line: str) -> str:
 def _take(
     documents: Iterator[str], count: int, seen: set[str], random: np.random.Generator, split_text: SplitText
 ) -> list[str]:
-    """Sentences that were not seen before, from as many documents as it takes, in random order."""
+    """Returns sentences that were not seen before, from as many documents as it takes,
+    in random order.
+    """
     taken: list[str] = []
     while len(taken) < count and (document := next(documents, None)) is not None:
         new = [s for s in _sentences(document, split_text) if s.casefold() not in seen]
@@ -233,7 +247,9 @@ def _take(
 
 
 def _sentences(document: str, split_text: SplitText) -> list[str]:
-    """The whole sentences of a document, each once; headings, lists and scraps have no full stop and are left out."""
+    """Returns the whole sentences of a document, each once; headings, lists and scraps
+    have no full stop and are left out.
+    """
     pieces = itertools.chain.from_iterable(split_text(line) for line in document.split("\n") if line.strip())
     return [s for s in dict.fromkeys(" ".join(piece.split()) for piece in pieces) if _is_sentence(s)]
 
@@ -258,7 +274,9 @@ def _needs_extra(what: str) -> ValueError:
 
 
 def stream(what: str, columns: list[str] | None = None) -> OpenFile:
-    """Reads files of the hub row by row; `what` is for the error where the extra is not installed."""
+    """Reads files of the hub row by row; `what` is for the error where the extra is not
+    installed.
+    """
     try:
         import datasets
     except ImportError:
@@ -277,7 +295,9 @@ def _sentencex(name: str) -> SplitText:
 
 
 def _rules(name: str, by_sentencex: bool) -> str:
-    """The code that makes examples of documents, and the version of the library that cuts them into sentences."""
+    """Returns a hash of the code that makes examples of documents, and of the version
+    of the library that cuts them into sentences.
+    """
     try:
         version = importlib.metadata.version("sentencex") if by_sentencex else ""
     except importlib.metadata.PackageNotFoundError:
@@ -288,10 +308,11 @@ def _rules(name: str, by_sentencex: bool) -> str:
     return short_hash("\n".join([version, *code]).encode())
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
-    if not tokenizer.is_fast:
+def _tokenizer_digest(tokenizer: Tokenizer) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # of a fast tokenizer
+    if backend is None:
         return short_hash(repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]).encode())
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state = json.loads(backend.to_str())
     # How the last text was cut and padded is part of its state, not of what it is.
     kept = {name: part for name, part in state.items() if name not in ("truncation", "padding")}
     return short_hash(json.dumps(kept).encode())

@@ -4,17 +4,17 @@ Each is one parquet file of the split that has answers, pinned to a commit.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from jmat.data import hub_corpora
-
-Fields = Mapping[str, Any]
+from jmat.runtime.annotations import Fields
 
 
 @dataclasses.dataclass(frozen=True)
 class HubTask:
-    """The place of a task on the hub, and how its rows become those of `jmat.studies.tasks`' JSONL files."""
+    """Holds the place of a task on the hub, and how its rows become those of
+    `jmat.studies.tasks`' JSONL files.
+    """
 
     about: str
     repo: str
@@ -43,7 +43,7 @@ def _boolq(row: Fields) -> Fields:
 
 
 def _copa(row: Fields) -> Fields:
-    """`The lamp was on because` … `it was dark.`"""
+    """Returns a question such as `The lamp was on because` … `it was dark.`"""
     joined = {"cause": "because", "effect": "so"}[row["question"]]
     choices = [row[name][:1].lower() + row[name][1:] for name in ("choice1", "choice2")]
     return {"context": f"{row['premise'].rstrip('. ')} {joined}", "choices": choices, "answer": row["label"]}
@@ -78,7 +78,8 @@ TASKS = {
 
 
 def hub_task(name: str, *, open_file: hub_corpora.OpenFile | None = None) -> list[Fields]:
-    """The questions of a task, as the lines of a JSONL file hold them (`jmat.studies.tasks`).
+    """Returns the questions of a task, as the lines of a JSONL file hold them
+    (`jmat.studies.tasks`).
 
     Args:
       name: one of `TASKS`.

@@ -3,16 +3,17 @@
 import json
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jmat.data.encoding import check_text
+from jmat.runtime.annotations import JsonObject
 from jmat.runtime.files import text_lines
 
 Item = TypeVar("Item")
 
 
-def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any]], Item], expected: str) -> list[Item]:
-    """The items of a file, one JSON object a line; blank lines do not count.
+def read_json_lines(path: str | os.PathLike[str], parse: Callable[[JsonObject], Item], expected: str) -> list[Item]:
+    """Reads the items of a file, one JSON object a line; blank lines do not count.
 
     Args:
       path: of the file.
@@ -21,8 +22,8 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[dict[str, Any
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no UTF-8 text, holds nothing, a line is nested too deeply or spells half a character, or
-        `parse` refuses one.
+      ValueError: it is no UTF-8 text, holds nothing, a line is nested too deeply or
+        spells half a character, or `parse` refuses one.
     """
     lines = text_lines(path)
     if not any(lines):

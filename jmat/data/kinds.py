@@ -1,28 +1,28 @@
 """Recognises examples that were made for another kind of model: causal for masked, or the reverse."""
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from jmat.data.encoding import special_tokens
+from jmat.data.encoding import Tokenizer, special_tokens
 from jmat.data.examples import Examples, Split
 from jmat.data.sampling import special_ids
 
 _ENOUGH = 10  # sentences, of which all can begin and end alike by chance where there are fewer
 
 
-def describe_kind(examples: Examples, tokenizer: Any, *, masked: bool) -> list[str]:
-    """Returns sentences on prepared examples that are not as `make_examples` makes them for this model.
+def describe_kind(examples: Examples, tokenizer: Tokenizer, *, masked: bool) -> list[str]:
+    """Returns sentences on prepared examples that are not as `make_examples` makes them
+    for this model.
 
-    A masked model's sentences stand between its special tokens, a causal model's do not, and most positions are those
-    of ordinary tokens. None of this makes a figure wrong for sure: nothing is raised.
+    A masked model's sentences stand between its special tokens, a causal model's do
+    not, and most positions are those of ordinary tokens. None of this makes a figure
+    wrong for sure: nothing is raised.
 
     Args:
-        examples: as a file holds them.
-        tokenizer: of transformers, of the model.
-        masked: whether the model is a masked one.
+      examples: as a file holds them.
+      tokenizer: of transformers, of the model.
+      masked: whether the model is a masked one.
     """
     special = special_tokens(tokenizer, masked=masked)
     ids = sorted(special_ids(tokenizer))

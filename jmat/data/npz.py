@@ -16,10 +16,12 @@ _MOST_TIMES = 100  # beyond that, at most so many times the file
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, ndarray]:
-    """Returns those of the named arrays that an .npz file holds; others are not unpacked, and nothing in it is run.
+    """Returns those of the named arrays that an .npz file holds; others are not
+    unpacked, and nothing in it is run.
 
     Raises:
-      ValueError: it is no zip, or an array is damaged, announces more than the file can hold, or holds Python objects.
+      ValueError: it is no zip, or an array is damaged, announces more than the file can
+        hold, or holds Python objects.
     """
     most = max(_ALWAYS_ALLOWED, _MOST_TIMES * path.stat().st_size)
     try:

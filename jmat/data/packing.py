@@ -15,11 +15,12 @@ from jaxtyping import Array, Float, Int, Shaped
 
 
 class TrainingBatch(NamedTuple):
-    """Rows of packed sentences, and the token to predict at each place.
+    """Holds rows of packed sentences, and the token to predict at each place.
 
     Attributes:
       tokens: ids [B, T]; padding holds 0.
-      segments: [B, T]; number of each token's sentence in its row, from 1; 0 is padding.
+      segments: [B, T]; number of each token's sentence in its row, from 1; 0 is
+        padding.
       positions: [B, T]; index of each token in its sentence, from 0.
       targets: [B, T]; id to predict; −1 where nothing is predicted.
     """
@@ -31,7 +32,7 @@ class TrainingBatch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows, B."""
+        """Returns the number of rows, B."""
         return self.tokens.shape[0]
 
     def take(self, rows: Int[np.ndarray, " N"]) -> "TrainingBatch":
@@ -39,7 +40,9 @@ class TrainingBatch(NamedTuple):
         return TrainingBatch(*(field[rows] for field in self))
 
     def padded_to(self, multiple: int) -> "TrainingBatch":
-        """Returns the batch with empty rows (no segment, no target) up to a multiple of rows."""
+        """Returns the batch with empty rows (no segment, no target) up to a multiple of
+        rows.
+        """
         extra = -self.rows % multiple
         fill = TrainingBatch(tokens=0, segments=0, positions=0, targets=-1)  # type: ignore[arg-type]
         pad = lambda field, value: np.pad(field, ((0, extra), (0, 0)), constant_values=value)  # noqa: E731
@@ -47,18 +50,23 @@ class TrainingBatch(NamedTuple):
 
 
 def next_tokens(sentences: Sequence[Sequence[int]], end: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (tokens, targets) for a causal model: each token predicts the next, the last one `end`."""
+    """Returns (tokens, targets) for a causal model: each token predicts the next, the
+    last one `end`.
+    """
     return [(np.asarray(s, np.int32), np.asarray([*s[1:], end], np.int32)) for s in sentences]
 
 
 def same_tokens(sentences: Sequence[Sequence[int]], specials: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (tokens, targets) for a masked model: each token but the special ones could be predicted."""
+    """Returns (tokens, targets) for a masked model: each token but the special ones
+    could be predicted.
+    """
     arrays = [np.asarray(s, np.int32) for s in sentences]
     return [(s, np.where(np.isin(s, list(specials)), np.int32(-1), s)) for s in arrays]
 
 
 def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequence[int] = (0,)) -> TrainingBatch:
-    """Packs (tokens, targets) pairs into rows of `length` tokens; longer sentences are cut.
+    """Packs (tokens, targets) pairs into rows of `length` tokens; longer sentences are
+    cut.
 
     Raises ValueError where there is nothing to pack.
     """
@@ -75,11 +83,12 @@ def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequ
 
 
 def shuffled_rows(sizes: Int[np.ndarray, " S"], length: int, seed: Sequence[int] = (0,)) -> list[Int[np.ndarray, " _"]]:
-    """Returns which sentences share each row of `length` tokens: best fit, the longest first.
+    """Returns which sentences share each row of `length` tokens: best fit, the longest
+    first.
 
-    The seed decides which of several equally long sentences goes where, and the order of the rows,
-    but not their number, which depends on the sizes alone: so every epoch can be packed anew and has
-    equally many rows.
+    The seed decides which of several equally long sentences goes where, and the order
+    of the rows, but not their number, which depends on the sizes alone: so every epoch
+    can be packed anew and has equally many rows.
     """
     random = np.random.default_rng(list(seed))
     order = random.permutation(len(sizes))
@@ -92,7 +101,7 @@ def shuffled_rows(sizes: Int[np.ndarray, " S"], length: int, seed: Sequence[int]
 
 
 class Places(NamedTuple):
-    """The places of sentences in rows of one length.
+    """Holds the places of sentences in rows of one length.
 
     Attributes:
       members: sentences, row after row, in the order in which they lie.
@@ -114,7 +123,8 @@ class Places(NamedTuple):
 def lay_out(
     rows: Sequence[Int[np.ndarray, " _"]], sizes: Int[np.ndarray, " S"], length: int, *, count: int | None = None
 ) -> Places:
-    """Returns the places of the sentences' tokens, one sentence after another in each row.
+    """Returns the places of the sentences' tokens, one sentence after another in each
+    row.
 
     Args:
       rows: sentences that share each row.
@@ -172,7 +182,9 @@ def best_fit(
 
 
 class Masked(NamedTuple):
-    """A masked batch: `tokens` as the model sees them, and the ids to predict at `places` (weight 0: none)."""
+    """Holds a masked batch: `tokens` as the model sees them, and the ids to predict at
+    `places` (weight 0: none).
+    """
 
     tokens: Int[Array, "B T"]
     places: Int[Array, "B P"]
@@ -183,9 +195,11 @@ class Masked(NamedTuple):
 def mask_tokens(
     batch: TrainingBatch, key: Shaped[Array, ""], *, mask_id: int, vocab_size: int, share: float = 0.15
 ) -> Masked:
-    """BERT's masking (Devlin et al. 2018, section 3.1): of each row's candidates, `targets >= 0`, a share is predicted.
+    """Masks tokens as BERT does (Devlin et al. 2018, section 3.1): of each row's
+    candidates, `targets >= 0`, a share is predicted.
 
-    80 % of these read `mask_id`, 10 % a random token, 10 % themselves. The key decides everything.
+    80 % of these read `mask_id`, 10 % a random token, 10 % themselves. The key decides
+    everything.
     """
     tokens, candidates = jnp.asarray(batch.tokens), jnp.asarray(batch.targets)
     B, T = tokens.shape

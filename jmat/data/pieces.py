@@ -15,7 +15,8 @@ from jmat.runtime.files import file_text
 def draw_pieces(
     path: str | os.PathLike[str], length: int, num_fit: int, num_eval: int, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Returns pieces of a text file to fit on, and others to evaluate on, in the order drawn.
+    """Returns pieces of a text file to fit on, and others to evaluate on, in the order
+    drawn.
 
     Args:
       path: of the file; a scrap at its end that is shorter than a piece is left out.
@@ -25,7 +26,8 @@ def draw_pieces(
       seed: of the draw.
 
     Raises:
-      FileNotFoundError, ValueError: as `jmat.runtime.files.file_text`; or there are fewer pieces.
+      FileNotFoundError, ValueError: as `jmat.runtime.files.file_text`; or there are
+        fewer pieces.
     """
     if min(length, num_fit, num_eval) < 1:
         raise ValueError(f"{length=}, {num_fit=}, {num_eval=}: each must be at least 1.")

@@ -8,7 +8,7 @@ from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.data.batches import Batch
-from jmat.data.encoding import Tokenizer, special_tokens
+from jmat.data.encoding import Tokenizer, special_id, special_tokens
 from jmat.data.encoding import encode as token_ids
 from jmat.data.examples import Split
 
@@ -18,14 +18,14 @@ _NO_LIMIT = 1 << 20  # tokens
 def encode(tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int | None = None) -> Batch:
     """Turns texts into a batch: one text a row, padded on the right to the longest.
 
-    Special tokens stand where the tokenizer puts them: around a text for a masked model, and in
-    front of it for a causal one (`jmat.data.encoding`).
+    Special tokens stand where the tokenizer puts them: around a text for a masked
+    model, and in front of it for a causal one (`jmat.data.encoding`).
 
     Args:
       tokenizer: as `jmat.load` returns it.
       texts: the texts.
-      max_length: tokens at which a text is cut; by default none is, and `jmat.run` refuses a text
-        that is longer than the model's positions.
+      max_length: tokens at which a text is cut; by default none is, and `jmat.run`
+        refuses a text that is longer than the model's positions.
 
     Raises:
       ValueError: a text has no tokens, or there are no texts.
@@ -48,7 +48,8 @@ def encode(tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int
 
 
 def every_token(inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None = None) -> Split:
-    """Returns the sentences in which each token is an example; a `Split` is returned as it is.
+    """Returns the sentences in which each token is an example; a `Split` is returned as
+    it is.
 
     Args:
       inputs: texts; a batch, whose texts come row by row; or a split.
@@ -78,7 +79,9 @@ def is_texts(inputs: object) -> TypeGuard[Sequence[str]]:
 
 
 def check_texts(texts: object, tokenizer: Tokenizer | None) -> Tokenizer:
-    """Returns the tokenizer. Raises ValueError for what is no list of texts, and for texts without a tokenizer."""
+    """Returns the tokenizer. Raises ValueError for what is no list of texts, and for
+    texts without a tokenizer.
+    """
     if tokenizer is None:
         raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
     if isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
@@ -96,7 +99,7 @@ def _token_rows(
 ) -> list[Int32[ndarray, " _"]]:
     """Returns the tokens of each text. Raises ValueError for texts that have none, and as `check_texts`."""
     tokenizer = check_texts(texts, tokenizer)
-    masked = getattr(tokenizer, "mask_token_id", None) is not None
+    masked = special_id(tokenizer, "mask") is not None
     special = special_tokens(tokenizer, masked=masked)
     rows = token_ids(texts, tokenizer, max_length or _NO_LIMIT, special)
     if (empty := next((index for index, row in enumerate(rows) if row is None), None)) is not None:

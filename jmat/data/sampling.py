@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.data import encoding
-from jmat.data.encoding import encode
+from jmat.data.encoding import Tokenizer, encode
 from jmat.data.examples import Examples, Split
 from jmat.runtime.digests import short_hash
 
@@ -17,22 +16,24 @@ PROTOCOLS = ("din2023", "jmat")
 
 
 def tokenize(
-    sentences: Sequence[str], tokenizer: Any, max_length: int, special_tokens: bool
+    sentences: Sequence[str], tokenizer: Tokenizer, max_length: int, special_tokens: bool
 ) -> list[Int32[ndarray, " _"]]:
-    """Returns the token ids of each sentence, with all special tokens of a `transformers` tokenizer, or without.
+    """Returns the token ids of each sentence, with all special tokens of a
+    `transformers` tokenizer, or without.
 
-    Sentences without any token of their own are left out; cuts, logs and raises as `jmat.data.encoding.encode`, which
-    also gives causal models theirs.
+    Sentences without any token of their own are left out; cuts, logs and raises as
+    `jmat.data.encoding.encode`, which also gives causal models theirs.
     """
     special = encoding.special_tokens(tokenizer, masked=True) if special_tokens else encoding.SpecialTokens()
     return [piece for piece in encode(sentences, tokenizer, max_length, special) if piece is not None]
 
 
-def skipped_tokens(tokenizer: Any, *, masked: bool, skip_special: bool | None) -> Collection[int]:
+def skipped_tokens(tokenizer: Tokenizer, *, masked: bool, skip_special: bool | None) -> Collection[int]:
     """Returns the ids of tokens that protocol `jmat` does not read, given its setting.
 
-    By default (None) special tokens are left out for a masked model, and for a causal one whose tokenizer puts any in
-    front of a text, such as BOS. The token for unknown words is always read.
+    By default (None) special tokens are left out for a masked model, and for a causal
+    one whose tokenizer puts any in front of a text, such as BOS. The token for unknown
+    words is always read.
     """
     before = encoding.special_tokens(tokenizer, masked=masked).before
     if not (skip_special if skip_special is not None else masked or before):
@@ -40,15 +41,17 @@ def skipped_tokens(tokenizer: Any, *, masked: bool, skip_special: bool | None) -
     return {*special_ids(tokenizer), *before}
 
 
-def special_ids(tokenizer: Any) -> set[int]:
-    """Returns the ids of special tokens, without that of unknown words, which stands for text."""
-    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+def special_ids(tokenizer: Tokenizer) -> set[int]:
+    """Returns the ids of special tokens, without that of unknown words, which stands
+    for text.
+    """
+    return {*tokenizer.all_special_ids} - {encoding.special_id(tokenizer, "unk")}
 
 
 def make_examples(
     fit_sentences: Sequence[str],
     eval_sentences: Sequence[str],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     protocol: str,
     max_length: int,
@@ -58,12 +61,15 @@ def make_examples(
     skip_first: int | None = None,
     skip_special: bool | None = None,
 ) -> Examples:
-    """Tokenizes, and draws the positions of the examples. Special tokens are those of `jmat.data.encoding`.
+    """Tokenizes, and draws the positions of the examples. Special tokens are those of
+    `jmat.data.encoding`.
 
-    `din2023` is the protocol of arXiv 2303.09435: one position a sentence, uniform over all its tokens, the first one
-    and BOS, [CLS] and [SEP] included. `jmat` draws `positions_per_sentence` different ones (fewer where there are no
-    more) and leaves out what is no prediction worth making: special tokens, and a causal model's first position, which
-    is BOS where the tokenizer puts one there, and else the first token of the text.
+    `din2023` is the protocol of arXiv 2303.09435: one position a sentence, uniform over
+    all its tokens, the first one and BOS, [CLS] and [SEP] included. `jmat` draws
+    `positions_per_sentence` different ones (fewer where there are no more) and leaves
+    out what is no prediction worth making: special tokens, and a causal model's first
+    position, which is BOS where the tokenizer puts one there, and else the first token
+    of the text.
 
     Args:
       protocol: one of `PROTOCOLS`.
@@ -71,11 +77,14 @@ def make_examples(
       seed: draws the positions, independently for the two parts.
       masked: whether the model is a masked one (BERT) or a causal one (GPT-2).
       positions_per_sentence: for `jmat`.
-      skip_first: for `jmat`, how many first positions are left out, BOS counted; default 1, for masked models 0.
-      skip_special: for `jmat`, whether special tokens are left out; default as in `skipped_tokens`.
+      skip_first: for `jmat`, how many first positions are left out, BOS counted;
+        default 1, for masked models 0.
+      skip_special: for `jmat`, whether special tokens are left out; default as in
+        `skipped_tokens`.
 
     Raises:
-      ValueError: an unknown protocol, settings against the protocol, no sentence with an eligible position.
+      ValueError: an unknown protocol, settings against the protocol, no sentence with
+        an eligible position.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}.")

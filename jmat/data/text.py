@@ -11,14 +11,15 @@ from jmat.data.examples import Split, mask_positions, target_tokens
 
 
 class Text(NamedTuple):
-    """Whole sentences with one row each, and what is predicted in them."""
+    """Holds whole sentences with one row each, and what is predicted in them."""
 
     split: Split  # one example a sentence: its last token, or the masked one
     targets: Int[ndarray, " S"] | None  # masked models: the token behind the mask; causal ones predict every next token
 
 
 def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | None = None) -> Text:
-    """The sentences as a causal model predicts them, every token but the first; masked ones at the examples' positions.
+    """Returns the sentences as a causal model predicts them, every token but the first;
+    masked ones at the examples' positions.
 
     Args:
       split: sentences and positions; a causal model's positions are not looked at.
@@ -42,7 +43,9 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
 
 
 def following_tokens(batch: Batch) -> Int32[ndarray, "B T"]:
-    """Returns the token that comes after each one in its sentence; −1 after the last one, and in padding."""
+    """Returns the token that comes after each one in its sentence; −1 after the last
+    one, and in padding.
+    """
     after, segments = (np.roll(field, -1, axis=1) for field in map(np.asarray, (batch.tokens, batch.segments)))
     known = np.asarray((batch.segments > 0) & (segments == batch.segments))
     known[:, -1] = False

@@ -30,19 +30,25 @@ def constant(pair: Regression, parameter: None) -> Constant:
 
 @float64()
 def linear(pair: Regression, parameter: None) -> Linear:
-    """Returns the map of least squares without an intercept, that of minimum norm where X is rank deficient."""
+    """Returns the map of least squares without an intercept, that of minimum norm where
+    X is rank deficient.
+    """
     return Linear(_narrow(pair.linear))
 
 
 @float64()
 def affine(pair: Regression, parameter: None) -> Linear:
-    """Returns the map of least squares with an intercept, that of minimum norm where X is rank deficient."""
+    """Returns the map of least squares with an intercept, that of minimum norm where X
+    is rank deficient.
+    """
     return _dense(pair, pair.affine)
 
 
 @float64()
 def ridge(pair: Regression, share: float | str) -> Linear:
-    """Returns `(XᵀX + αI)⁻¹ XᵀY` with `α = share · tr(XᵀX) / D`; for `auto`, the share of the best cross-validation."""
+    """Returns `(XᵀX + αI)⁻¹ XᵀY` with `α = share · tr(XᵀX) / D`; for `auto`, the share
+    of the best cross-validation.
+    """
     values, vectors = pair.variance
     alpha = _penalty(share, values, pair.rotated, pair.y_spread.sum(), pair.n)
     return _dense(pair, vectors @ (pair.rotated / _positive(values + alpha)[:, None]))
@@ -50,7 +56,9 @@ def ridge(pair: Regression, share: float | str) -> Linear:
 
 @float64()
 def toward_identity(pair: Regression, share: float | str) -> Linear:
-    """Returns `I + (XᵀX + αI)⁻¹ Xᵀ(Y − X)`: the penalty pulls the map to the identity instead of to zero."""
+    """Returns `I + (XᵀX + αI)⁻¹ Xᵀ(Y − X)`: the penalty pulls the map to the identity
+    instead of to zero.
+    """
     values, vectors = pair.variance
     change = pair.rotated - values[:, None] * vectors.T
     alpha = _penalty(share, values, change, pair.change_spread, pair.n)
@@ -59,13 +67,17 @@ def toward_identity(pair: Regression, share: float | str) -> Linear:
 
 @float64()
 def orthogonal(pair: Regression, parameter: None) -> Linear:
-    """Returns `s · U Vᵀ` of `XᵀY = U Σ Vᵀ`, with `s = tr Σ / tr XᵀX`: a rotation and one scale (Procrustes)."""
+    """Returns `s · U Vᵀ` of `XᵀY = U Σ Vᵀ`, with `s = tr Σ / tr XᵀX`: a rotation and
+    one scale (Procrustes).
+    """
     return _dense(pair, _orthogonal(pair.gram, pair.cross))
 
 
 @float64()
 def diagonal(pair: Regression, parameter: None) -> Diagonal:
-    """Returns one slope a coordinate: covariance over variance; 0 where the coordinate does not vary."""
+    """Returns one slope a coordinate: covariance over variance; 0 where the coordinate
+    does not vary.
+    """
     s = jnp.where(pair.roots.varies, jnp.diag(pair.cross) / _positive(jnp.diag(pair.gram)), 0)
     return Diagonal(_narrow(s), _narrow(pair.y_mean - pair.x_mean * s))
 
@@ -80,7 +92,9 @@ def hadamard(pair: Regression, parameter: None) -> Hadamard:
 
 @float64()
 def low_rank(pair: Regression, rank: int) -> LowRank:
-    """Returns the best map of a rank: `B V Vᵀ`, with B the affine map and V the components of its predictions."""
+    """Returns the best map of a rank: `B V Vᵀ`, with B the affine map and V the
+    components of its predictions.
+    """
     V = pair.explained.vectors[:, :rank]
     return _factored(pair, pair.affine @ V, V.T)
 
@@ -98,9 +112,11 @@ def low_rank_logits(pair: Regression, rank: int) -> LowRank:
 
 @float64()
 def standardised(pair: Regression, rank: int) -> LowRank:
-    """Returns the ridge map of a rank on inputs of unit variance, its penalty chosen by cross-validation.
+    """Returns the ridge map of a rank on inputs of unit variance, its penalty chosen by
+    cross-validation.
 
-    It is the optimum of N-NJTC (arXiv 2409.14091): batch norm, then `D x r`, then `r x E`.
+    It is the optimum of N-NJTC (arXiv 2409.14091): batch norm, then `D x r`, then
+    `r x E`.
     """
     s, Vt, scale, _, varies = pair.roots
     rotated = Vt @ (jnp.where(varies[:, None], pair.cross, 0) / scale[:, None])

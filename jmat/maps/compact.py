@@ -23,7 +23,9 @@ _STEPS = 127  # of int8 on either side of zero
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["A", "B", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class LowRank(IgnoresPadding):
-    """`y = (x @ A) @ B (+ bias)`, in the dtype of x, for `A [D, r]`, `B [r, E]` and `bias [E]`."""
+    """Computes `y = (x @ A) @ B (+ bias)`, in the dtype of x, for `A [D, r]`,
+    `B [r, E]` and `bias [E]`.
+    """
 
     A: Leaf[Array | ndarray]
     B: Leaf[Array | ndarray]
@@ -37,7 +39,9 @@ class LowRank(IgnoresPadding):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["s", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal(IgnoresPadding):
-    """`y = x * s (+ bias)`, coordinate by coordinate, for `s [D]` and `bias [D]`."""
+    """Computes `y = x * s (+ bias)`, coordinate by coordinate, for `s [D]` and
+    `bias [D]`.
+    """
 
     s: Leaf[Array | ndarray]
     bias: Leaf[Array | ndarray | None] = None
@@ -50,7 +54,9 @@ class Diagonal(IgnoresPadding):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["s", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hadamard(IgnoresPadding):
-    """`y = ((x @ H) * s) @ H (+ bias)`: a diagonal map in rotated coordinates, H being `rotation(D)`."""
+    """Computes `y = ((x @ H) * s) @ H (+ bias)`: a diagonal map in rotated coordinates,
+    H being `rotation(D)`.
+    """
 
     s: Leaf[Array | ndarray]
     bias: Leaf[Array | ndarray | None] = None
@@ -63,9 +69,11 @@ class Hadamard(IgnoresPadding):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "U", "c", "V", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hidden(IgnoresPadding):
-    """`y = x @ W + gelu(x @ U + c) @ V + bias`: an affine map and one hidden layer of m units beside it.
+    """Computes `y = x @ W + gelu(x @ U + c) @ V + bias`: an affine map and one hidden
+    layer of m units beside it.
 
-    With `W [D, E]`, `U [D, m]`, `c [m]`, `V [m, E]` and `bias [E]`; gelu is the exact one.
+    With `W [D, E]`, `U [D, m]`, `c [m]`, `V [m, E]` and `bias [E]`; gelu is the exact
+    one.
     """
 
     W: Leaf[Array | ndarray]
@@ -81,7 +89,9 @@ class Hidden(IgnoresPadding):
 
 
 def rotate(x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch D"]:
-    """Returns `x @ H` for H = `rotation(D)`, in about D log D steps where D is a power of two."""
+    """Returns `x @ H` for H = `rotation(D)`, in about D log D steps where D is a power
+    of two.
+    """
     *lead, D = x.shape
     block = D & -D
     y = jnp.asarray(x)
@@ -100,8 +110,9 @@ def rotate(x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch D"]:
 def rotation(D: int) -> Float[ndarray, "D D"]:
     """Returns the symmetric orthogonal matrix H, float64.
 
-    Where D is a power of two it is Sylvester's Hadamard matrix over √D. Else, with m the odd
-    factor of D, it is the Kronecker product of the Hartley matrix of m and that of D / m.
+    Where D is a power of two it is Sylvester's Hadamard matrix over √D. Else, with m
+    the odd factor of D, it is the Kronecker product of the Hartley matrix of m and that
+    of D / m.
     """
     block = D & -D
     hadamard = np.ones((1, 1))
@@ -128,10 +139,11 @@ Map = Identity | Constant | Linear | LowRank | Diagonal | Hadamard | Hidden
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "scale"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix `[D, E]` as `values * scale[:, None]`: int8 numbers from −127 to 127, and one float32 a row.
+    """Holds a matrix `[D, E]` as `values * scale[:, None]`: int8 numbers from −127 to
+    127, and one float32 a row.
 
-    A row holds the weights of one coordinate of x. Coordinates with large values have small
-    weights, so one scale for all rows would lose these.
+    A row holds the weights of one coordinate of x. Coordinates with large values have
+    small weights, so one scale for all rows would lose these.
     """
 
     values: Leaf[Array | ndarray]
@@ -154,7 +166,9 @@ class Quantised:
 
 @jax.jit
 def quantise(W: Float[Array | ndarray, "D E"]) -> Quantised:
-    """Returns a matrix as int8 by row, rounded to nearest; the largest weight of a row becomes ±127."""
+    """Returns a matrix as int8 by row, rounded to nearest; the largest weight of a row
+    becomes ±127.
+    """
     W = jnp.asarray(W, jnp.float32)
     scale = jnp.max(jnp.abs(W), axis=1) / _STEPS
     values: Int8[Array, "D E"] = jnp.round(W / jnp.where(scale > 0, scale, 1)[:, None]).astype(jnp.int8)

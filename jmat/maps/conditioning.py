@@ -21,9 +21,11 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def numerical_rank(R: Array, rcond: Array | float | None) -> Array:
-    """Counts the singular values of the scaled R [min(N, D), D] that are not zero up to rounding, or by `rcond`; int32.
+    """Counts the singular values of the scaled R [min(N, D), D] that are not zero up to
+    rounding, or by `rcond`; int32.
 
-    They are computed unless `||R|| ||R⁻¹||`, which costs a tenth, shows that all of them count by far.
+    They are computed unless `||R|| ||R⁻¹||`, which costs a tenth, shows that all of
+    them count by far.
     """
     rows, D = R.shape
     R = R / _column_scale(R, rcond)
@@ -36,14 +38,18 @@ def numerical_rank(R: Array, rcond: Array | float | None) -> Array:
 
 
 def _column_scale(R: Array, rcond: Array | float | None) -> Array:
-    """The length of R's columns, unless the user decides by rcond what counts in X as it is."""
+    """Returns the length of R's columns, unless the user decides by rcond what counts
+    in X as it is.
+    """
     length = jnp.linalg.norm(R, axis=0)
     return jnp.where(length > 0, length, 1) if rcond is None else jnp.ones_like(length)
 
 
 @jax.jit
 def scaled_svd(R: Array, rcond: Array | float | None, rank: Array) -> tuple[Array, ...]:
-    """U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count: as many as the rank. Float64."""
+    """Returns U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count:
+    as many as the rank. Float64.
+    """
     with jax.default_matmul_precision("highest"):
         R = R.astype(jnp.float64)
         scale = _column_scale(R, rcond)
@@ -62,7 +68,9 @@ def _smallest(values: Array, rcond: Array | float | None) -> Array | float:
 
 
 def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Array) -> Array:
-    """The smallest W among the minimisers of `||R W − B||`, for `R = U diag(s) Vt diag(scale)` truncated to `kept`."""
+    """Returns the smallest W among the minimisers of `||R W − B||`, for
+    `R = U diag(s) Vt diag(scale)` truncated to `kept`.
+    """
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
     solution = matmul(Vt.T, inverse[:, None] * matmul(U.T, B)) / scale[:, None]
     # Minimum norm after scaling is not minimum norm: remove what lies outside the row space. The kept directions come
@@ -73,7 +81,9 @@ def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Ar
 
 
 def ridge_solution(R: Array, B: Array, ridge: Array | float) -> Array:
-    """`V s/(s² + ridge) Uᵀ B` with the singular values of R, as QR of `[R; √ridge I]`: no product s² is ever formed."""
+    """Returns `V s/(s² + ridge) Uᵀ B` with the singular values of R, as QR of
+    `[R; √ridge I]`: no product s² is ever formed.
+    """
     penalty = jnp.sqrt(jnp.asarray(ridge, R.dtype)) * jnp.eye(R.shape[1], dtype=R.dtype)
     Q, R_ridge = jnp.linalg.qr(jnp.concatenate([R, penalty]))
     return solve_triangular(R_ridge, matmul(Q[: R.shape[0]].T, B))
@@ -81,7 +91,9 @@ def ridge_solution(R: Array, B: Array, ridge: Array | float) -> Array:
 
 @jax.jit
 def condition_number(R: Array, rank: Array) -> Array:
-    """Largest over smallest singular value of R, of those that count; 1 where none does."""
+    """Returns the largest over the smallest singular value of R, of those that count; 1
+    where none does.
+    """
     s = jnp.linalg.svd(R, compute_uv=False)
     smallest = jnp.maximum(s[rank - 1], jnp.finfo(s.dtype).tiny)
     return jnp.where(rank > 0, s[0] / smallest, 1)

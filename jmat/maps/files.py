@@ -33,17 +33,17 @@ class MapsInfo:
     """Says which model and text a folder of maps comes from.
 
     Attributes:
-        model: the model's name or folder.
-        model_hash: fingerprint of its weights (`model_hash`).
-        protocol: how positions were sampled.
-        corpus: name or file of the text.
-        n: examples that the maps were fitted on.
-        seed: seed of the draw.
-        dtype: dtype of the model's parameters and activations.
-        convention: how a map is applied.
-        fit_text, eval_text: fingerprints of the examples fitted and evaluated on
-            (`jmat.data.examples.fingerprint`); empty in files of version 0.1.
-        jmat: version of jmat; empty in files of version 0.1.
+      model: the model's name or folder.
+      model_hash: fingerprint of its weights (`model_hash`).
+      protocol: how positions were sampled.
+      corpus: name or file of the text.
+      n: examples that the maps were fitted on.
+      seed: seed of the draw.
+      dtype: dtype of the model's parameters and activations.
+      convention: how a map is applied.
+      fit_text, eval_text: fingerprints of the examples fitted and evaluated on
+        (`jmat.data.examples.fingerprint`); empty in files of version 0.1.
+      jmat: version of jmat; empty in files of version 0.1.
     """
 
     model: str
@@ -65,19 +65,24 @@ def save_maps(
     info: MapsInfo,
     statistics: Mapping[str, Fields] | None = None,
 ) -> None:
-    """Writes `maps.safetensors` and `maps.json` into an existing folder, whole or not at all.
+    """Writes `maps.safetensors` and `maps.json` into an existing folder, whole or not
+    at all.
 
-    The JSON holds a checksum of the tensors, `model_hash` of them, so that loading notices damage.
+    The JSON holds a checksum of the tensors, `model_hash` of them, so that loading
+    notices damage.
 
     Args:
-        folder: where to.
-        maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module.
-        info: goes into both files, so that loading notices where they do not belong together.
-        statistics: of the fits, by name (`{"mat.0.12": {"rank": 768, "condition": 1.2e4}}`), for the JSON.
+      folder: where to.
+      maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a
+        sub-module.
+      info: goes into both files, so that loading notices where they do not belong
+        together.
+      statistics: of the fits, by name
+        (`{"mat.0.12": {"rank": 768, "condition": 1.2e4}}`), for the JSON.
 
     Raises:
-        ValueError: a map of a type that has no form in maps.json (`jmat.maps.forms`).
-        OSError: the files cannot be written; what was there before is untouched.
+      ValueError: a map of a type that has no form in maps.json (`jmat.maps.forms`).
+      OSError: the files cannot be written; what was there before is untouched.
     """
     tensors = {at: part for name, stand_in in maps.items() for at, part in tensors_of(name, stand_in).items()}
     about_maps = {name: {**described(name, each), **(statistics or {}).get(name, {})} for name, each in maps.items()}
@@ -100,13 +105,14 @@ def read_maps(
     """Reads what `save_maps` wrote. Nothing in the files is ever executed.
 
     Args:
-        folder: holds `maps.safetensors` and `maps.json`.
-        model_hash: fingerprint of the model they are meant for.
-        width: that model's D: the width of every map's input and output.
+      folder: holds `maps.safetensors` and `maps.json`.
+      model_hash: fingerprint of the model they are meant for.
+      width: that model's D: the width of every map's input and output.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a pickle, a damaged file, maps of another model, or a shape that does not fit.
+      FileNotFoundError: a file is missing.
+      ValueError: a pickle, a damaged file, maps of another model, or a shape that does
+        not fit.
     """
     folder = pathlib.Path(folder)
     _refuse_pickles(folder)

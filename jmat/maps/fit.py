@@ -50,30 +50,33 @@ def fit_map(
     intercept: bool = False,
     progress: str | None = None,
 ) -> Fit:
-    """Fits the linear map that predicts one site from another best, by least squares (QR).
+    """Fits the linear map that predicts one site from another best, by least squares
+    (QR).
 
     Args:
       model: as `jmat.load` returns it.
-      inputs: texts, a batch, or a `Split` with the positions to fit on. Expect to need several
-        times as many positions as the model is wide.
-      source: layer number l for the stream h_l (0: the embedding), or the name of a site.
+      inputs: texts, a batch, or a `Split` with the positions to fit on. Expect to need
+        several times as many positions as the model is wide.
+      source: layer number l for the stream h_l (0: the embedding), or the name of a
+        site.
       target: likewise; L is the last layer.
       tokenizer: reads texts; masked models need it.
-      tokens: which tokens of texts are fitted on. `predicted`: those at which the model predicts,
-        as in `jmat.evaluate`: every token for a causal model; for a masked one, one of each text
-        under its mask, drawn by `seed`. `all`: every token, unmasked.
+      tokens: which tokens of texts are fitted on. `predicted`: those at which the model
+        predicts, as in `jmat.evaluate`: every token for a causal model; for a masked
+        one, one of each text under its mask, drawn by `seed`. `all`: every token,
+        unmasked.
       seed: draws the masked positions.
       intercept: fit `y = x @ W + b` instead of `y = x @ W`.
       progress: label of the progress bar; by default none is shown.
 
     Raises:
-      ValueError: a layer or site that the model does not have, or a site such as `attn.q` that has more
-        than a vector at a token; as `jmat.capture`.
+      ValueError: a layer or site that the model does not have, or a site such as
+        `attn.q` that has more than a vector at a token; as `jmat.capture`.
 
     Examples:
       >>> import jmat
       >>> model, tokenizer = jmat.load("gpt2-docs")
-      >>> texts = [f"The function number {i} returns a list of {i % 7} values." for i in range(100)]
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
       >>> fit = jmat.fit_map(model, texts, source=1, target=8, tokenizer=tokenizer)
       >>> x, _ = jmat.run(model, jmat.encode(tokenizer, texts[:2]), sites=jmat.Shortcut(1, 8, fit.map))
     """

@@ -37,7 +37,7 @@ TYPE_NAMES = "jmat.Linear, or another map of jmat.maps"
 
 
 class Form(NamedTuple):
-    """What maps.json says of one map.
+    """Holds what maps.json says of one map.
 
     Attributes:
       apply: how it is applied, one of `FORMS`.
@@ -82,7 +82,9 @@ def _shape(stand_in: Map, fields: Fields) -> tuple[int, ...]:
 
 
 def described(name: str, stand_in: Map) -> JsonObject:
-    """Returns what maps.json says of a map: its shape, and how it is applied; its kind, where the name has one."""
+    """Returns what maps.json says of a map: its shape, and how it is applied; its kind,
+    where the name has one.
+    """
     form = form_of(stand_in)
     kind = name.rsplit(".", 2)
     about: JsonObject = {"shape": list(form.shape), "bias": form.bias}
@@ -91,7 +93,8 @@ def described(name: str, stand_in: Map) -> JsonObject:
 
 
 def read_form(about: Fields) -> Form:
-    """Returns the form of a map that maps.json describes; files before there were kinds say nothing of `apply`.
+    """Returns the form of a map that maps.json describes; files before there were kinds
+    say nothing of `apply`.
 
     Raises ValueError, TypeError or KeyError for something else.
     """

@@ -26,18 +26,23 @@ _ROUNDING = (4 * _EPS32) ** 2  # of a sum of squares: what varies less than that
 def fit(
     moments: Moments, source: str, targets: Sequence[str], *, intercept: bool = False, ridge: float | int = 0.0
 ) -> tuple[dict[str, Linear], Solution]:
-    """Minimises `||X W (+ b) − Y||² + ridge ||W||²` for all targets at once, as `jmat.maps.least_squares.lstsq`.
+    """Minimises `||X W (+ b) − Y||² + ridge ||W||²` for all targets at once, as
+    `jmat.maps.least_squares.lstsq`.
 
-    One eigen-decomposition of the source's scaled second moments serves all targets. Where X is rank deficient, the
-    solution is the one of minimum norm. Accuracy against float64 least squares on the activations themselves: about
-    1e-11 in predictions at condition number 1e4, 1e-7 at 1e6 (of dependence: scales of coordinates cost nothing). A map
-    of condition number 1e6 loses more where it is rounded to float32: 1e-4, as any float32 map.
+    One eigen-decomposition of the source's scaled second moments serves all targets.
+    Where X is rank deficient, the solution is the one of minimum norm. Accuracy against
+    float64 least squares on the activations themselves: about 1e-11 in predictions at
+    condition number 1e4, 1e-7 at 1e6 (of dependence: scales of coordinates cost
+    nothing). A map of condition number 1e6 loses more where it is rounded to float32:
+    1e-4, as any float32 map.
 
     Returns:
-        Maps by target, float32; and the solution in float64, the targets' columns side by side in their order.
+      Maps by target, float32; and the solution in float64, the targets' columns side by
+      side in their order.
 
     Raises:
-        ValueError: a pair that was not summed up, no tokens, NaN or infinity, or a negative ridge.
+      ValueError: a pair that was not summed up, no tokens, NaN or infinity, or a
+        negative ridge.
     """
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
@@ -70,7 +75,9 @@ def fit(
 
 @jax.jit
 def _factor(A: jax.Array) -> dict[str, jax.Array]:
-    """X = Q R with R = diag(s) Vt diag(scale), as an SVD of the scaled X would give it; Q itself is never needed."""
+    """Factors X = Q R with R = diag(s) Vt diag(scale), as an SVD of the scaled X would
+    give it; Q itself is never needed.
+    """
     length = jnp.sqrt(jnp.diag(A))
     scale = jnp.where(length > 0, length, 1)
     values, vectors = jnp.linalg.eigh(A / scale / scale[:, None])
@@ -103,17 +110,20 @@ def _solve(
 
 @float64()
 def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) -> dict[str, float]:
-    """Returns how much of the target a map of the source explains, on the text of these moments.
+    """Returns how much of the target a map of the source explains, on the text of these
+    moments.
 
     The figure is held out if the map was not fitted on that text.
 
     Returns:
-        `r2`, the uniform mean over the coordinates of `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, and `r2_weighted`, by the
-        coordinates' variances. A constant coordinate scores 1 where it is predicted, else 0, as in scikit-learn; both
-        are NaN where no coordinate varies.
+      `r2`, the uniform mean over the coordinates of `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, and
+      `r2_weighted`, by the coordinates' variances. A constant coordinate scores 1 where
+      it is predicted, else 0, as in scikit-learn; both are NaN where no coordinate
+      varies.
 
     Raises:
-        ValueError: a pair that was not summed up, no tokens, NaN or infinity, or a map of another shape.
+      ValueError: a pair that was not summed up, no tokens, NaN or infinity, or a map of
+        another shape.
     """
     n = check_pairs(moments, source, [target])
     D, E = width(moments, source), width(moments, target)
@@ -143,14 +153,16 @@ def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) 
 
 @dataclasses.dataclass(frozen=True)
 class Linearity:
-    """Razzhigaev et al. 2024, section 3: one affine least-squares fit of Y from X gives both scores.
+    """Holds the scores of Razzhigaev et al. 2024, section 3: one affine least-squares
+    fit of Y from X gives both.
 
     Attributes:
-        residual: min over A, b of `||X A + b − Y||²`.
-        total: `||Y − ȳ||²`.
-        contribution: `||(Y − X) − mean||²`, what the block adds to the stream; None where the widths differ.
-        n: number of tokens.
-        dimensions: D, of X.
+      residual: min over A, b of `||X A + b − Y||²`.
+      total: `||Y − ȳ||²`.
+      contribution: `||(Y − X) − mean||²`, what the block adds to the stream; None where
+        the widths differ.
+      n: number of tokens.
+      dimensions: D, of X.
     """
 
     residual: float
@@ -161,16 +173,21 @@ class Linearity:
 
     @property
     def score(self) -> float:
-        """`1 − min_A ||X A − Y||²` for centred X and Y of Frobenius norm 1; NaN where Y is constant."""
+        """Returns `1 − min_A ||X A − Y||²` for centred X and Y of Frobenius norm 1; NaN
+        where Y is constant.
+        """
         return _share(self.residual, self.total)
 
     @property
     def without_residual(self) -> float:
-        """Returns the score between X and Y − X: the same residual, divided by the spread of Y − X."""
+        """Returns the score between X and Y − X: the same residual, divided by the
+        spread of Y − X.
+        """
         return np.nan if self.contribution is None else _share(self.residual, self.contribution)
 
     def adjusted(self, score: float) -> float:
-        """`1 − (1 − s)(n − 1)/(n − D − 1)`: about 0 for noise, for which s is about D/(n − 1).
+        """Returns `1 − (1 − s)(n − 1)/(n − D − 1)`: about 0 for noise, for which s is
+        about D/(n − 1).
 
         NaN with n ≤ D + 1.
         """
@@ -192,7 +209,9 @@ def _share(part: float, whole: float) -> float:
 def linearity(
     moments: Moments, source: str, targets: Sequence[str], solution: Solution | None = None
 ) -> dict[str, Linearity]:
-    """Linearity of every target in the source. `solution` is the affine fit of these targets, where it is at hand."""
+    """Returns the linearity of every target in the source. `solution` is the affine fit
+    of these targets, where it is at hand.
+    """
     n = check_pairs(moments, source, targets)
     if solution is None:
         _, solution = fit(moments, source, targets, intercept=True)
@@ -217,10 +236,11 @@ def linearity(
 
 @float64()
 def anisotropy(moments: Moments, source: str) -> float:
-    """Share of the variance along the first principal component: `σ_1² / Σ σ²` of the centred activations.
+    """Returns the share of the variance along the first principal component:
+    `σ_1² / Σ σ²` of the centred activations.
 
-    1/D if all directions are alike, 1 if all vectors lie on a line (Razzhigaev et al. 2023, arXiv 2311.05928); NaN if
-    they are all the same.
+    1/D if all directions are alike, 1 if all vectors lie on a line (Razzhigaev et al.
+    2023, arXiv 2311.05928); NaN if they are all the same.
     """
     check_pairs(moments, source, [source])
     if not _total(moments, source):

@@ -23,7 +23,8 @@ def fit_jumps(
     intercept: bool = False,
     progress: str | None = None,
 ) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
-    """`mat_{i→j}`: least squares from every source layer i to its targets j > i; one factorisation a source.
+    """Fits `mat_{i→j}` by least squares from every source layer i to its targets j > i;
+    one factorisation a source.
 
     Args:
       streams: h_0 .. h_L at the same examples.
@@ -32,8 +33,9 @@ def fit_jumps(
       progress: what the progress bar says; None shows none.
 
     Returns:
-      Maps by (i, j), and the solution of each source, targets stacked in the order of j: its statistics without the
-      residual, and the shape of its weights in place of the weights, which the maps hold.
+      Maps by (i, j), and the solution of each source, targets stacked in the order of
+      j: its statistics without the residual, and the shape of its weights in place of
+      the weights, which the maps hold.
     """
     L, D = len(streams) - 1, streams[0].shape[1]
     held = [checked("X" if l < L else "Y", stream) for l, stream in enumerate(streams)]
@@ -51,12 +53,16 @@ def fit_jumps(
 
 
 def jump_targets(source: int, layers: int, targets: str) -> Sequence[int]:
-    """The layers that a source has maps to: `all` after it, or only the `final` one."""
+    """Returns the layers that a source has maps to: `all` after it, or only the `final`
+    one.
+    """
     return range(source + 1, layers + 1) if targets == "all" else [layers]
 
 
 def jump_pairs(layers: int, *, targets: str = "all") -> list[Pair]:
-    """The pairs of streams whose moments give the maps: from every layer to all later ones, or to the final one."""
+    """Returns the pairs of streams whose moments give the maps: from every layer to all
+    later ones, or to the final one.
+    """
     streams = stream_sites(layers)
     return [(streams[i], streams[j]) for i in range(layers) for j in jump_targets(i, layers, targets)]
 
@@ -64,7 +70,9 @@ def jump_pairs(layers: int, *, targets: str = "all") -> list[Pair]:
 def fit_jumps_to_moments(
     moments: Moments, layers: int, *, targets: str = "all", intercept: bool = False, progress: str | None = None
 ) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
-    """As `jmat.maps.jumps.fit_jumps`, from the moments of `jump_pairs`, in float64."""
+    """Fits the maps of `jmat.maps.jumps.fit_jumps` from the moments of `jump_pairs`, in
+    float64.
+    """
     streams = stream_sites(layers)
     maps: dict[tuple[int, int], Linear] = {}
     solutions: dict[int, Solution] = {}

@@ -25,10 +25,12 @@ class Entry:
 
     Attributes:
       fit: returns the map of one pair's moments, given the parameter.
-      parse: returns the parameter from its text, "" for none; raises ValueError with what it expects.
+      parse: returns the parameter from its text, "" for none; raises ValueError with
+        what it expects.
       example: how the kind is written.
       needs_head: the fit reads the model's head.
-      is_pooled: one map serves all source layers; it is fitted to the moments of all together.
+      is_pooled: one map serves all source layers; it is fitted to the moments of all
+        together.
       is_square: source and target must be equally wide.
     """
 
@@ -148,7 +150,9 @@ def parse_kind(text: str) -> Kind:
 
 
 def parse_kinds(texts: Iterable[str]) -> list[Kind]:
-    """Returns the kinds of several names, each once. Raises ValueError as `parse_kind`, and for no name."""
+    """Returns the kinds of several names, each once. Raises ValueError as `parse_kind`,
+    and for no name.
+    """
     kinds = list(dict.fromkeys(parse_kind(text) for text in texts))
     if not kinds:
         raise ValueError(f"no kind of map is named; choose from {', '.join(KINDS)}.")
@@ -156,12 +160,14 @@ def parse_kinds(texts: Iterable[str]) -> list[Kind]:
 
 
 def fit_kind(kind: Kind, pair: Regression) -> Map:
-    """Returns the map of a kind, fitted to the moments of a pair; those of all pairs together for a pooled kind.
+    """Returns the map of a kind, fitted to the moments of a pair; those of all pairs
+    together for a pooled kind.
 
     What one fit factorises is kept in `pair` for the next ones.
 
     Raises:
-      ValueError: the widths do not fit the kind; NaN or infinity in the moments; no head where one is needed.
+      ValueError: the widths do not fit the kind; NaN or infinity in the moments; no
+        head where one is needed.
     """
     kind.check_width(len(pair.x_mean), len(pair.y_mean))
     pair.check()

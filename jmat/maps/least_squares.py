@@ -43,17 +43,19 @@ MOST_AT_ONCE = 8  # sources that `factorise_each` works on
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """The map `y = x @ weights (+ bias)` with the statistics of its fit.
+    """Holds the map `y = x @ weights (+ bias)` with the statistics of its fit.
 
     Attributes:
-        weights: [D, R].
-        bias: [R], or None without an intercept.
-        rank: of X (centred, if there is an intercept), as the solver judged it; int32 scalar.
-        condition: largest over smallest singular value of X that counts; 1 where none does.
-        residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions themselves; None if it was
-            not asked for.
-        n: number of examples.
-        ridge: the penalty.
+      weights: [D, R].
+      bias: [R], or None without an intercept.
+      rank: of X (centred, if there is an intercept), as the solver judged it; int32
+        scalar.
+      condition: largest over smallest singular value of X that counts; 1 where none
+        does.
+      residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions
+        themselves; None if it was not asked for.
+      n: number of examples.
+      ridge: the penalty.
     """
 
     weights: Leaf[Array | np.ndarray]
@@ -65,7 +67,9 @@ class Solution:
     ridge: float
 
     def describe(self) -> str:
-        """One sentence on how well X determines the map, and what was done if it does not."""
+        """Returns one sentence on how well X determines the map, and what was done if
+        it does not.
+        """
         rank, dimensions = int(self.rank), self.weights.shape[0]
         if rank == dimensions:
             number = "" if self.condition is None else f", condition number {float(self.condition):.1e}"
@@ -84,22 +88,26 @@ def lstsq(
     ridge: float | int = 0.0,
     rcond: float | None = None,
 ) -> Solution:
-    """Minimises `||X W (+ b) − Y||² + ridge ||W||²` over W (and b), for all R columns of Y at once.
+    """Minimises `||X W (+ b) − Y||² + ridge ||W||²` over W (and b), for all R columns
+    of Y at once.
 
-    Works in the dtype of the inputs, and in float32 for half-precision ones. For several targets of one source,
-    `factorise` it once. Not to be called under `jit`, since it looks at the values.
+    Works in the dtype of the inputs, and in float32 for half-precision ones. For
+    several targets of one source, `factorise` it once. Not to be called under `jit`,
+    since it looks at the values.
 
     Args:
-        X: inputs, an example a row.
-        Y: targets.
-        intercept: also fit a bias (by centring), which `ridge` does not penalise.
-        ridge: the penalty, on the scale of a sum over examples.
-        rcond: singular values of X below `rcond` times the largest count as zero. By default only coordinates that
-            are dependent up to rounding do, whatever their scales; neither numpy's nor jax.numpy's default,
-            `eps · max(N, D)`, which at N = 9,000 in float32 truncates everything beyond a condition number of 1e3.
+      X: inputs, an example a row.
+      Y: targets.
+      intercept: also fit a bias (by centring), which `ridge` does not penalise.
+      ridge: the penalty, on the scale of a sum over examples.
+      rcond: singular values of X below `rcond` times the largest count as zero. By
+        default only coordinates that are dependent up to rounding do, whatever their
+        scales; neither numpy's nor jax.numpy's default, `eps · max(N, D)`, which at N =
+        9,000 in float32 truncates everything beyond a condition number of 1e3.
 
     Raises:
-        ValueError: on shapes that do not fit, no examples, NaN or infinity, or a negative `ridge` or `rcond`.
+      ValueError: on shapes that do not fit, no examples, NaN or infinity, or a negative
+        `ridge` or `rcond`.
     """
     if X.ndim != 2 or Y.ndim != 2 or X.shape[0] != Y.shape[0]:
         raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
@@ -118,7 +126,8 @@ def factorise(
     rcond: float | None = None,
     condition: bool = True,
 ) -> "Factors":
-    """The part of `lstsq` that all targets of one source share. Takes and raises what `lstsq` does.
+    """Computes the part of `lstsq` that all targets of one source share. Takes and
+    raises what `lstsq` does.
 
     The condition number costs an SVD of its own, and is left out (None) by flag.
     """
@@ -150,10 +159,11 @@ class Factorising(TypedDict, total=False):
 def factorise_each(
     sources: Sequence[Float[Array | np.ndarray, "N _"]], **settings: Unpack[Factorising]
 ) -> Iterator["Factors"]:
-    """`factorise` for several sources, in their order; takes its keywords.
+    """Applies `factorise` to several sources, in their order; takes its keywords.
 
-    On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one thread: LAPACK's own threads make
-    a QR little faster than one does, and many times slower where the cores have other work.
+    On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one
+    thread: LAPACK's own threads make a QR little faster than one does, and many times
+    slower where the cores have other work.
     """
     wide = allows_float64()  # a setting of this thread, which others do not inherit
 
@@ -172,17 +182,18 @@ def factorise_each(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
-    """X = Q R (centred, if there is an intercept), for any number of targets.
+    """Holds X = Q R (centred, if there is an intercept), for any number of targets.
 
     Attributes:
-        X: as given, [N, D].
-        Q: orthonormal columns, [N, min(N, D)].
-        R: upper triangular, [min(N, D), D].
-        mean: of X's rows, or None without an intercept.
-        spectrum: where R is rank deficient, U, s, Vt and scale of `R = U diag(s) Vt diag(scale)`, and which s count.
-        rank: as in `Solution`.
-        condition: as in `Solution`; None if it was not asked for.
-        ridge: the penalty, or None.
+      X: as given, [N, D].
+      Q: orthonormal columns, [N, min(N, D)].
+      R: upper triangular, [min(N, D), D].
+      mean: of X's rows, or None without an intercept.
+      spectrum: where R is rank deficient, U, s, Vt and scale of
+        `R = U diag(s) Vt diag(scale)`, and which s count.
+      rank: as in `Solution`.
+      condition: as in `Solution`; None if it was not asked for.
+      ridge: the penalty, or None.
     """
 
     X: Leaf[Array]
@@ -198,11 +209,13 @@ class Factors:
         """Returns the solution for targets Y; waits for no device where Y is on one.
 
         Args:
-            Y: targets. For those of several sources put `checked` arrays here, which are looked at once.
-            residual: whether to compute the `residual`, which takes half of the time.
+          Y: targets. For those of several sources put `checked` arrays here, which are
+            looked at once.
+          residual: whether to compute the `residual`, which takes half of the time.
 
         Raises:
-            ValueError: on another number of examples than X has; NaN or infinity in a numpy array.
+          ValueError: on another number of examples than X has; NaN or infinity in a
+            numpy array.
         """
         Y = self._targets(Y)
         with float64(self.spectrum is not None or Y.dtype == jnp.float64):
@@ -211,13 +224,14 @@ class Factors:
         return Solution(weights, bias, self.rank, self.condition, error, len(Y), self.ridge or 0.0)
 
     def explained(self, Y: Float[Array | np.ndarray, "N R"]) -> float:
-        """Returns the share of Y that a map without penalty explains: `1 − residual / ||Y||²`.
+        """Returns the share of Y that a map without penalty explains:
+        `1 − residual / ||Y||²`.
 
         Y is centred if there is an intercept. Read off `Qᵀ Y`: no map is solved for.
         Accurate to 1e-6. 1 where there is nothing to explain.
 
         Raises:
-            ValueError: as `solve`.
+          ValueError: as `solve`.
         """
         Y = self._targets(Y)
         if self.mean is not None:
@@ -227,7 +241,8 @@ class Factors:
 
     @float64()
     def projected(self, Y: Float[Array, "N R"]) -> Float[Array, ""]:
-        """`||Qᵀ Y||²` in float64, what of Y's `energy` a map explains, for centred Y where X is centred.
+        """Returns `||Qᵀ Y||²` in float64, what of Y's `energy` a map explains, for
+        centred Y where X is centred.
 
         For many targets: nothing is checked, and nothing waited for.
         """
@@ -241,15 +256,17 @@ class Factors:
 
 
 def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: DTypeLike = jnp.float32) -> Array:
-    """Returns the values on the device, in float64 if `dtype` is, else in float32; waits until they are looked at.
+    """Returns the values on the device, in float64 if `dtype` is, else in float32;
+    waits until they are looked at.
 
     Args:
-        name: what errors call them, such as `X`, the inputs of a map, or `Y`, its targets.
-        values: an example a row.
-        dtype: of the regression.
+      name: what errors call them, such as `X`, the inputs of a map, or `Y`, its
+        targets.
+      values: an example a row.
+      dtype: of the regression.
 
     Raises:
-        ValueError: NaN, infinity, or values so large that sums of their squares overflow.
+      ValueError: NaN, infinity, or values so large that sums of their squares overflow.
     """
     array = _on_device(values, dtype)
     # A maximum propagates NaN and infinity, and is five times as fast on a CPU as counting.
@@ -318,7 +335,7 @@ def _projected(Q: Array, spectrum: tuple[Array, ...] | None, Y: Array) -> Array:
 
 @float64()
 def energy(Y: Float[Array | np.ndarray, "N R"]) -> Float[Array, ""]:
-    """`||Y||²`, in float64."""
+    """Returns `||Y||²`, in float64."""
     return _sum_of_squares(Y)
 
 
@@ -334,7 +351,9 @@ def _residual(X: Array, Y: Array, weights: Array, bias: Array | None) -> Array:
 
 
 def _mean(values: Array) -> Array:
-    """Mean over examples in two passes: the second removes the rounding of the first, which outliers make large."""
+    """Returns the mean over examples in two passes: the second removes the rounding of
+    the first, which outliers make large.
+    """
     average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)  # a product sums faster than a reduction
     first = matmul(average, values)
     return first + matmul(average, values - first)
@@ -342,7 +361,9 @@ def _mean(values: Array) -> Array:
 
 @jax.jit
 def centre(X: Float[Array | np.ndarray, "N D"]) -> Float[Array, "N D"]:
-    """X without its mean; a coordinate that is constant up to rounding becomes exactly zero, not scaled-up noise."""
+    """Returns X without its mean; a coordinate that is constant up to rounding becomes
+    exactly zero, not scaled-up noise.
+    """
     X = jnp.asarray(X)
     return _centred(X, _mean(X))
 

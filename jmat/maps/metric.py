@@ -22,7 +22,7 @@ _EPSILON = 1e-6  # of the mean eigenvalue
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric of the final stream, float64.
+    """Holds a metric of the final stream, float64.
 
     Attributes:
       root: Γ^½, symmetric.
@@ -39,7 +39,8 @@ def head_metric(model: Transformer, mean: Float[Array | ndarray, " D"]) -> Metri
 
     Args:
       model: has a head.
-      mean: of the final stream, at which heads that are no linear map are differentiated.
+      mean: of the final stream, at which heads that are no linear map are
+        differentiated.
     """
     J = _jacobian(model, mean).astype(jnp.float64)
     return metric_of(J @ J.T)
@@ -47,7 +48,9 @@ def head_metric(model: Transformer, mean: Float[Array | ndarray, " D"]) -> Metri
 
 @float64()
 def metric_of(gamma: Float[Array | ndarray, "D D"]) -> Metric:
-    """Returns the metric of a matrix Γ without ε, which is added: 1e-6 of its mean eigenvalue."""
+    """Returns the metric of a matrix Γ without ε, which is added: 1e-6 of its mean
+    eigenvalue.
+    """
     return Metric(*_metric_roots(jnp.asarray(gamma, jnp.float64)))
 
 

@@ -29,9 +29,11 @@ _EPS32 = float(np.finfo(np.float32).eps)
 
 @float64()
 def pair_moments(source: Float[Array | ndarray, "N D"], target: Float[Array | ndarray, "N E"]) -> Moments:
-    """Returns the moments of stored activations, whose sites are called `source` and `target`.
+    """Returns the moments of stored activations, whose sites are called `source` and
+    `target`.
 
-    numpy multiplies: on a CPU its products of float64, by BLAS, take a third of the time of XLA's.
+    numpy multiplies: on a CPU its products of float64, by BLAS, take a third of the
+    time of XLA's.
     """
     acts = {SOURCE: np.asarray(source), TARGET: np.asarray(target)}
     D, E = source.shape[1], target.shape[1]
@@ -47,11 +49,14 @@ def pair_moments(source: Float[Array | ndarray, "N D"], target: Float[Array | nd
             sums = {SOURCE: sums[SOURCE] + x.sum(0), TARGET: sums[TARGET] + y.sum(0)}
     count = dict.fromkeys(acts, np.float64(len(source)))
     by_site = {SOURCE: np.diag(own), TARGET: squares}
-    return jax.tree.map(jnp.asarray, Moments(count, shift, sums, by_site, {SOURCE: own}, {SOURCE: {TARGET: cross}}))
+    held = Moments(count, shift, sums, by_site, {SOURCE: own}, {SOURCE: {TARGET: cross}})  # type: ignore[arg-type, dict-item]
+    return jax.tree.map(jnp.asarray, held)
 
 
 def one_pair(moments: Moments, source: str, target: str) -> Moments:
-    """Returns the moments of one pair out of many, whose sites are then called `source` and `target`."""
+    """Returns the moments of one pair out of many, whose sites are then called `source`
+    and `target`.
+    """
     check_pairs(moments, source, [target])
     names = {SOURCE: source, TARGET: target}
     by_site = (moments.count, moments.shift, moments.sums, moments.squares)
@@ -61,7 +66,9 @@ def one_pair(moments: Moments, source: str, target: str) -> Moments:
 
 
 def pooled(pairs: list[Moments]) -> Moments:
-    """Returns the moments of several pairs together, as if all their tokens were those of one."""
+    """Returns the moments of several pairs together, as if all their tokens were those
+    of one.
+    """
     return functools.reduce(merge, pairs)
 
 
@@ -73,7 +80,9 @@ class Spectrum(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """R of `X = Q R` as `R = diag(s) Vt diag(scale)`, and which s count; `varies` leaves out constant coordinates."""
+    """Holds R of `X = Q R` as `R = diag(s) Vt diag(scale)`, and which s count; `varies`
+    leaves out constant coordinates.
+    """
 
     s: Float[Array, " D"]
     Vt: Float[Array, "D D"]
@@ -84,18 +93,21 @@ class Roots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regression:
-    """The moments of one pair, centred where there is an intercept.
+    """Holds the moments of one pair, centred where there is an intercept.
 
     Attributes:
       moments: of a pair whose sites are called `source` and `target`.
-      metric: of the head, for maps that are best where logits are compared; None: there is none.
+      metric: of the head, for maps that are best where logits are compared; None: there
+        is none.
     """
 
     moments: Moments
     metric: Metric | None = None
 
     def check(self) -> None:
-        """Raises ValueError where the moments give no answer: no token, NaN or infinity."""
+        """Raises ValueError where the moments give no answer: no token, NaN or
+        infinity.
+        """
         check_pairs(self.moments, SOURCE, [TARGET])
 
     @functools.cached_property
@@ -156,13 +168,17 @@ class Regression:
     @functools.cached_property
     @float64()
     def affine(self) -> Float[Array, "D E"]:
-        """Returns the weights of least squares with an intercept; those of minimum norm where X is rank deficient."""
+        """Returns the weights of least squares with an intercept; those of minimum norm
+        where X is rank deficient.
+        """
         return _affine(self.roots, self.projected)
 
     @functools.cached_property
     @float64()
     def linear(self) -> Float[Array, "D E"]:
-        """Returns the weights of least squares without an intercept; of minimum norm where X is rank deficient."""
+        """Returns the weights of least squares without an intercept; of minimum norm
+        where X is rank deficient.
+        """
         if self.roots.kept.all():  # then it differs from the affine map by a matrix of rank 1
             return _without_intercept(self.roots, self.affine, self.x_mean, self.bias(self.affine), jnp.float64(self.n))
         gram, cross = (second_moments(self.moments, SOURCE, site, centred=False) for site in (SOURCE, TARGET))
@@ -190,7 +206,8 @@ class Regression:
     @functools.cached_property
     @float64()
     def explained_logits(self) -> Spectrum:
-        """Returns the principal components of what the affine map predicts, in the metric of the head.
+        """Returns the principal components of what the affine map predicts, in the
+        metric of the head.
 
         Raises ValueError where there is no metric.
         """
@@ -213,7 +230,9 @@ class Regression:
 
 @jax.jit
 def spectrum(A: Float[Array, "D D"]) -> Spectrum:
-    """Returns eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, the largest first."""
+    """Returns eigenvalues and eigenvectors of a symmetric matrix without negative
+    eigenvalues, the largest first.
+    """
     values, vectors = jnp.linalg.eigh(A)
     return Spectrum(jnp.maximum(values[::-1], 0), vectors[:, ::-1])
 

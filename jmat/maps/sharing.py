@@ -38,15 +38,24 @@ def save_maps(
 
     Args:
       folder: is made where it is missing.
-      maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a sub-module.
+      maps: by name: `mat.{i}.{j}` from layer i to layer j, `{part}.{block}` for a
+        sub-module.
       model: the model that they were fitted on, whose weights loading compares.
       info: all that the files say of the maps, instead of `model`, `n` and `corpus`.
       n: number of tokens that they were fitted on; 0: not known.
       corpus: name of the text.
 
     Raises:
-      ValueError: neither `model` nor `info` is given; there are no maps, or something else.
+      ValueError: neither `model` nor `info` is given; there are no maps, or something
+        else.
       OSError: the files cannot be written.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> import numpy as np
+      >>> identity = jmat.Linear(np.eye(192, dtype=np.float32))
+      >>> jmat.save_maps("my_maps", {"mat.3.8": identity}, model=model)
     """
     if wrong := [name for name, stand_in in maps.items() if not isinstance(stand_in, TYPES)]:
         raise ValueError(f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected {TYPE_NAMES}.")
@@ -67,12 +76,23 @@ def load_maps(folder: str | pathlib.Path, *, model: Transformer | None = None) -
     """Reads the maps of a folder. Nothing in the files is ever executed.
 
     Args:
-      folder: holds `maps.safetensors` and `maps.json`, as `save_maps` and the experiments write them.
+      folder: holds `maps.safetensors` and `maps.json`, as `save_maps` and the
+        experiments write them.
       model: the model to use them with; maps of another model are refused.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a damaged file, maps of another model, or a pickle.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> import numpy as np
+      >>> identity = jmat.Linear(np.eye(192, dtype=np.float32))
+      >>> jmat.save_maps("my_maps", {"mat.3.8": identity}, model=model)
+      >>> maps = jmat.load_maps("my_maps", model=model)
+      >>> maps["mat.3.8"].W.shape, maps.info.model
+      ((192, 192), 'gpt2-docs')
     """
     weights = None if model is None else model_hash(parameters(model))
     return Maps(*read_maps(folder, model_hash=weights))

@@ -9,11 +9,13 @@ from jmat.models.sites import Site
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shortcut(Mapping[str, Site]):
-    """Replaces the blocks from layer `source` to layer `target` by one map of the stream.
+    """Replaces the blocks from layer `source` to layer `target` by one map of the
+    stream.
 
-    A shortcut is a mapping from the sites of these blocks to what stands in for them, so that it
-    can be given as `sites=`: `jmat.run(model, batch, sites=Shortcut(3, 8, linear))` computes
-    blocks 0 to 2, the map, and the blocks from 8 on. It combines with other sites as
+    A shortcut is a mapping from the sites of these blocks to what stands in for them,
+    so that it can be given as `sites=`:
+    `jmat.run(model, batch, sites=Shortcut(3, 8, linear))` computes blocks 0 to 2, the
+    map, and the blocks from 8 on. It combines with other sites as
     `{**shortcut, "block.0.attn": jmat.Zero()}`.
 
     Attributes:
@@ -23,6 +25,13 @@ class Shortcut(Mapping[str, Site]):
 
     Raises:
       ValueError: the layers are not in order.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> exit_at_3 = jmat.Shortcut(3, 8, jmat.Identity())
+      >>> x, _ = jmat.run(model, batch, sites=exit_at_3)
     """
 
     source: int

@@ -18,7 +18,17 @@ Values = TypeVar("Values", Array, np.ndarray)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Identity(IgnoresPadding):
-    """`y = x`."""
+    """Computes `y = x`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> without_last = {"block.7": jmat.Identity()}
+      >>> x, acts = jmat.run(model, batch, keep="block.6", sites=without_last)
+      >>> bool((x == acts["block.6"]).all())
+      True
+    """
 
     def __call__(self, x: Float[Values, "*batch D"]) -> Float[Values, "*batch D"]:
         return x
@@ -27,7 +37,16 @@ class Identity(IgnoresPadding):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(IgnoresPadding):
-    """`y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`."""
+    """Computes `y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> import numpy as np
+      >>> half = jmat.Linear(0.5 * np.eye(192, dtype=np.float32))
+      >>> x, _ = jmat.run(model, batch, sites={"block.3.ffn": half})
+    """
 
     W: Leaf[Array | np.ndarray]
     bias: Leaf[Array | np.ndarray | None] = None
@@ -45,9 +64,19 @@ class Linear(IgnoresPadding):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant(IgnoresInput):
-    """`y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for each place; at any site, `embed` too.
+    """Computes `y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for
+    each place; at any site, `embed` too.
 
-    With the mean over examples it is mean ablation; with the activations of another run, activation patching.
+    With the mean over examples it is mean ablation; with the activations of another
+    run, activation patching.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> acts = jmat.capture(model, batch, "block.3.ffn")
+      >>> mean = jmat.Constant(acts["block.3.ffn"].mean(0))
+      >>> x, _ = jmat.run(model, batch, sites={"block.3.ffn": mean})
     """
 
     value: Leaf[Array | np.ndarray]
@@ -63,7 +92,15 @@ class Constant(IgnoresInput):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["width"])
 @dataclasses.dataclass(frozen=True)
 class Zero(IgnoresInput):
-    """`y = 0`: the part is deleted. With `width` coordinates, by default as many as the site has, or as x."""
+    """Computes `y = 0`: the part is deleted. With `width` coordinates, by default as
+    many as the site has, or as x.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> x, _ = jmat.run(model, batch, sites={"block.3.attn": jmat.Zero()})
+    """
 
     width: int | None = None
 
@@ -71,5 +108,7 @@ class Zero(IgnoresInput):
         return jnp.zeros((*x.shape[:-1], x.shape[-1] if self.width is None else self.width), x.dtype)
 
     def fill(self, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
-        """Returns zeros for a site of this shape, or with `width` coordinates where that was given."""
+        """Returns zeros for a site of this shape, or with `width` coordinates where
+        that was given.
+        """
         return jnp.zeros(shape if self.width is None else (*shape[:-1], self.width))

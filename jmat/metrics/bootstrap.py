@@ -17,13 +17,16 @@ def bootstrap_mean(
     samples: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[np.ndarray, "*M"], Float[np.ndarray, "*M"], Float[np.ndarray, "*M"]]:
-    """Mean over the examples with its percentile bootstrap interval: `(mean, low, high)`, in float64.
+    """Returns the mean over the examples with its percentile bootstrap interval:
+    `(mean, low, high)`, in float64.
 
-    All columns are resampled together, so a difference of columns may be given as one more column: it is then paired.
-    `groups` are resampled whole: the examples of one sentence are no independent ones. A single example, or group, has
-    no interval: `low` and `high` are NaN.
+    All columns are resampled together, so a difference of columns may be given as one
+    more column: it is then paired. `groups` are resampled whole: the examples of one
+    sentence are no independent ones. A single example, or group, has no interval: `low`
+    and `high` are NaN.
 
-    Raises ValueError if there are no examples, or a value is not finite: leaving such examples out would be a choice.
+    Raises ValueError if there are no examples, or a value is not finite: leaving such
+    examples out would be a choice.
     """
     data = np.asarray(values, np.float64)
     if not 0 < confidence < 1 or samples < 1:
@@ -44,16 +47,20 @@ def bootstrap_mean(
 def bootstrap_counts(
     n: int, *, groups: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
 ) -> Float[np.ndarray, "S N"]:
-    """Returns how often each of n examples is drawn in each resample; the same ones that `bootstrap_mean` uses."""
+    """Returns how often each of n examples is drawn in each resample; the same ones
+    that `bootstrap_mean` uses.
+    """
     return np.concatenate(list(_count_chunks(n, samples, seed, groups)))
 
 
 def bootstrap_ratio(
     sums: Float[np.ndarray, " N"], counts: Float[np.ndarray, " N"], drawn: Float[np.ndarray, "S N"]
 ) -> tuple[float, float, float]:
-    """`Σ sums / Σ counts` with its 95 % interval, `(value, low, high)`: a mean over parts of unequal sizes.
+    """Returns `Σ sums / Σ counts` with its 95 % interval, `(value, low, high)`: a mean
+    over parts of unequal sizes.
 
-    `drawn` says how often each part is drawn (`bootstrap_counts`). A single part has no interval: NaN.
+    `drawn` says how often each part is drawn (`bootstrap_counts`). A single part has no
+    interval: NaN.
     """
     low, high = percentiles((drawn @ sums) / (drawn @ counts), drawn)
     return float(sums.sum() / counts.sum()), low, high
@@ -62,8 +69,8 @@ def bootstrap_ratio(
 def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]) -> tuple[float, float]:
     """Returns the ends of the 95 % interval of a figure under bootstrap resamples.
 
-    NaN where there is nothing to resample, all draws being of one sentence, and where the figure is not finite under
-    some resample.
+    NaN where there is nothing to resample, all draws being of one sentence, and where
+    the figure is not finite under some resample.
     """
     # Row by row, since the first one that differs settles it: `drawn` has millions of numbers.
     if not np.isfinite(values).all() or all(np.array_equal(row, drawn[0]) for row in drawn):
@@ -85,7 +92,9 @@ def _count_chunks(
 
 
 def check_finite(what: str, values: np.ndarray) -> None:
-    """Raises ValueError where there are no values, or one is NaN or infinite; `what` is their name in the message."""
+    """Raises ValueError where there are no values, or one is NaN or infinite; `what` is
+    their name in the message.
+    """
     if values.size == 0:
         raise ValueError(f"no {what} to average: at least one example is needed")
     bad = np.count_nonzero(~np.isfinite(values))

@@ -5,7 +5,6 @@ nats. Non-finite logits give NaN in every value of that example, never a perfect
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +20,20 @@ from jmat.runtime import hosts
 def compare(
     full_logits: Float[Array, "N V"], short_logits: Float[Array, "N V"], ks: tuple[int, ...] = (1, 5, 10)
 ) -> dict[str, Float[Array, " N"]]:
-    """The shortcut's predictions against the full model's, example by example (Din et al. 2023, section 3).
+    """Compares the shortcut's predictions with the full model's, example by example
+    (Din et al. 2023, section 3).
 
     Returns:
-        `precision@k`: 1 where the shortcut's top-1 token is among the full model's top k, else 0.
-        `recall@k`: 1 where the full model's top-1 token is among the shortcut's top k, else 0 (the mirror image).
-        `surprisal`: −ln p_full(the shortcut's top-1 token), in nats.
-        `kl`: KL(full ‖ shortcut), in nats; infinite where the shortcut excludes (−inf) a token that the model does not.
+      `precision@k`: 1 where the shortcut's top-1 token is among the full model's top k,
+        else 0.
+      `recall@k`: 1 where the full model's top-1 token is among the shortcut's top k,
+        else 0 (the mirror image).
+      `surprisal`: −ln p_full(the shortcut's top-1 token), in nats.
+      `kl`: KL(full ‖ shortcut), in nats; infinite where the shortcut excludes (−inf) a
+        token that the model does not.
 
-        A k beyond the vocabulary means all of it. Ties rank the lower token id first, as `jax.lax.top_k` does.
+      A k beyond the vocabulary means all of it. Ties rank the lower token id first, as
+      `jax.lax.top_k` does.
     """
     log_full, log_short = _log_softmax(full_logits), _log_softmax(short_logits)
     top_full, top_short = jnp.argmax(log_full, axis=-1), jnp.argmax(log_short, axis=-1)
@@ -45,7 +49,9 @@ def compare(
 
 
 def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N"]:
-    """Returns how many tokens come before this one, by logit and then by id; counted, since V is too long to sort."""
+    """Returns how many tokens come before this one, by logit and then by id; counted,
+    since V is too long to sort.
+    """
     own = _pick(logits, token)[:, None]
     lower_id = jnp.arange(logits.shape[-1], dtype=token.dtype) < token[:, None]
     return jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
@@ -56,10 +62,10 @@ def confidences(logits: Float[Array, "N V"]) -> dict[str, Float[Array, " N"] | I
     """Returns several measures of the confidence of a prediction.
 
     Returns:
-        `gap`: p(1) − p(2), between the two largest probabilities (0 where they tie).
-        `max_probability`: p(1).
-        `entropy`: in nats, from 0 to ln V.
-        `top_1`: the predicted token, int32.
+      `gap`: p(1) − p(2), between the two largest probabilities (0 where they tie).
+      `max_probability`: p(1).
+      `entropy`: in nats, from 0 to ln V.
+      `top_1`: the predicted token, int32.
     """
     log_p = _log_softmax(logits)
     p = jnp.exp(log_p)
@@ -72,7 +78,9 @@ def confidences(logits: Float[Array, "N V"]) -> dict[str, Float[Array, " N"] | I
 
 @jax.jit
 def top_2_gap(logits: Float[Array, "N V"]) -> Float[Array, " N"]:
-    """p(1) − p(2), the gap between the two largest probabilities: the confidence of Din et al. 2023, section 6."""
+    """Returns p(1) − p(2), the gap between the two largest probabilities: the
+    confidence of Din et al. 2023, section 6.
+    """
     p = jnp.exp(_log_softmax(logits))
     first = jnp.argmax(p, axis=-1)
     others = jnp.where(jnp.arange(p.shape[-1], dtype=first.dtype) == first[:, None], 0, p)
@@ -81,13 +89,16 @@ def top_2_gap(logits: Float[Array, "N V"]) -> Float[Array, " N"]:
 
 @jax.jit
 def cross_entropy(logits: Float[Array, "*N V"], targets: Int[Array, "*N"]) -> Float[Array, "*N"]:
-    """−ln p(target), in nats; NaN where the target is no token id, since indexing would silently take another token."""
+    """Returns −ln p(target), in nats; NaN where the target is no token id, since
+    indexing would silently take another token.
+    """
     valid = (targets >= 0) & (targets < logits.shape[-1])
     return jnp.where(valid, -_pick(_log_softmax(logits), jnp.where(valid, targets, 0)), jnp.nan)
 
 
 def perplexity(nats: Float[Array | np.ndarray, "*N"], weights: Float[Array | np.ndarray, "*N"] | None = None) -> float:
-    """`exp(Σ w · nats / Σ w)` of per-token cross entropies; padding has weight 0, and then its value does not matter.
+    """Returns `exp(Σ w · nats / Σ w)` of per-token cross entropies; padding has weight
+    0, and then its value does not matter.
 
     Raises ValueError if a value that counts is not finite, or none counts.
     """
@@ -129,21 +140,23 @@ def _likeness(logits: Float[Array, "N V"], first: Float[Array, " V"]) -> tuple[I
 class Predictions:
     """Collects what a model predicts, to tell whether it depends on the text at all.
 
-    Weights of zero, or a norm's epsilon that overflows, make every stand-in agree with the model perfectly.
+    Weights of zero, or a norm's epsilon that overflows, make every stand-in agree with
+    the model perfectly.
     """
 
     def __init__(self) -> None:
         self._first: ndarray | None = None
         self._tops: set[int] = set()
-        self._counted: list[Any] = []
+        self._counted: list[Bool[Array | ndarray, "*N"]] = []
         self._apart = 0.0
 
     def add(self, logits: Float[Array | ndarray, "*N V"], real: Bool[Array | ndarray, "*N"] | None = None) -> None:
-        """Adds examples' logits. Once two have differed it waits for nothing, and costs nothing.
+        """Adds examples' logits. Once two have differed it waits for nothing, and costs
+        nothing.
 
         Args:
-            logits: of the whole model.
-            real: which examples count; default: all.
+          logits: of the whole model.
+          real: which examples count; default: all.
         """
         self._counted.append(np.ones(logits.shape[:-1], bool) if real is None else real)
         if self._apart > _SAME and len(self._tops) > 1:
@@ -160,7 +173,9 @@ class Predictions:
         self._apart = max(self._apart, float(np.nan_to_num(apart, nan=np.inf).max()))
 
     def meet_hosts(self) -> None:
-        """Adds what the other processes have collected; all must call it, once, when all batches are added."""
+        """Adds what the other processes have collected; all must call it, once, when
+        all batches are added.
+        """
         if hosts.count() == 1:
             return
         self._counted = list(hosts.gather(np.ones(self._count, bool)))
@@ -177,9 +192,11 @@ class Predictions:
         return sum(int(np.asarray(real).sum()) for real in self._counted)
 
     def note(self) -> str | None:
-        """Returns one sentence where all examples have the same prediction, or the same most likely token; else None.
+        """Returns one sentence where all examples have the same prediction, or the same
+        most likely token; else None.
 
-        A single example says nothing, and fewer than ten with one most likely token say nothing either.
+        A single example says nothing, and fewer than ten with one most likely token say
+        nothing either.
         """
         count = self._count
         if count < 2 or (self._apart > _SAME and (len(self._tops) > 1 or count < _FEW)):

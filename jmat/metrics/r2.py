@@ -10,12 +10,15 @@ from jmat.metrics.bootstrap import check_finite
 def r2_score(
     Y: Float[Array | np.ndarray, "N D"], Y_hat: Float[Array | np.ndarray, "N D"], *, variance_weighted: bool = False
 ) -> float:
-    """Coefficient of determination of each coordinate, `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, averaged over the D coordinates.
+    """Returns the coefficient of determination of each coordinate,
+    `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, averaged over the D coordinates.
 
-    The average is uniform, or weighted by the coordinates' variances in Y. As in scikit-learn, a coordinate that is
-    constant in Y scores 1 where it is predicted exactly and 0 elsewhere, with weight 0 unless all are. In float64.
+    The average is uniform, or weighted by the coordinates' variances in Y. As in
+    scikit-learn, a coordinate that is constant in Y scores 1 where it is predicted
+    exactly and 0 elsewhere, with weight 0 unless all are. In float64.
 
-    Raises ValueError if the shapes differ, there are fewer than two examples, or a value is not finite.
+    Raises ValueError if the shapes differ, there are fewer than two examples, or a
+    value is not finite.
     """
     if Y.shape != Y_hat.shape or len(Y) < 2:
         raise ValueError(f"expected Y and Y_hat of one shape [N, D] with N >= 2, got {Y.shape} and {Y_hat.shape}")
@@ -30,7 +33,9 @@ def r2_score(
 
 
 def varying(values: Float[Array | np.ndarray, "N D"]) -> Bool[np.ndarray, " D"]:
-    """Returns which coordinates differ between examples, by any amount; the others have no R²."""
+    """Returns which coordinates differ between examples, by any amount; the others have
+    no R².
+    """
     if len(values) == 0:
         return np.zeros(values.shape[1], bool)
     return np.asarray(values.max(axis=0) != values.min(axis=0))
@@ -41,7 +46,9 @@ OUTLIER = 6.0
 
 
 def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
-    """The coordinates that are not outliers (GPT-2 has a few whose spread is hundreds of times that of the others)."""
+    """Returns the coordinates that are not outliers (GPT-2 has a few whose spread is
+    hundreds of times that of the others).
+    """
     spread = stream.std(0, dtype=np.float64)
     varies = varying(stream)
     return spread <= OUTLIER * np.median(spread[varies] if varies.any() else spread)
@@ -52,7 +59,9 @@ def resampled_r2(
     predicted: Float[ndarray, "N D"],
     counts: Float[ndarray, "S N"],
 ) -> dict[str, Float[ndarray, " S"]]:
-    """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no coordinate varies."""
+    """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no
+    coordinate varies.
+    """
     centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
     squares = counts @ np.square(centred)
     total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)

@@ -1,8 +1,7 @@
 """The architectures, by Hugging Face's `model_type`."""
 
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from flax import nnx
 
@@ -10,6 +9,7 @@ from jmat.models import bert, bloom, distilbert, gpt2, gpt_neo, gpt_neox, llama,
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
 from jmat.models.family import Family, Transformer
+from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.errors import readable_errors, shortened
 from jmat.runtime.json_files import read_json_object
 
@@ -33,13 +33,14 @@ FAMILIES: dict[str, Family] = {
 
 
 @readable_errors()
-def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = (), *, foreign: bool = True) -> ModelConfig:
+def config_from_hf(hf: Fields, ignore: tuple[str, ...] = (), *, foreign: bool = True) -> ModelConfig:
     """Returns the ModelConfig of a config.json.
 
     Args:
       hf: the fields.
       ignore: fields to pass over because they do not change the numbers.
-      foreign: whether fields that transformers does not know are passed over, too, with a line that is logged.
+      foreign: whether fields that transformers does not know are passed over, too, with
+        a line that is logged.
 
     Raises:
       ValueError: an architecture or a field that is not implemented.
@@ -57,25 +58,29 @@ def config_from_hf(hf: Mapping[str, Any], ignore: tuple[str, ...] = (), *, forei
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:
-    """A model with random weights."""
+    """Returns a model with random weights."""
     return Transformer(config, FAMILIES[config.family], rngs=rngs)
 
 
 def read_config(folder: pathlib.Path, ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """Returns the ModelConfig of a folder. Raises FileNotFoundError or ValueError without a usable config.json."""
+    """Returns the ModelConfig of a folder. Raises FileNotFoundError or ValueError
+    without a usable config.json.
+    """
     return config_from_hf(_fields(folder), ignore)
 
 
 def fields_among(folder: pathlib.Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of the names that are fields of a folder's config.json; errors as for `read_config`.
+    """Returns those of the names that are fields of a folder's config.json; errors as
+    for `read_config`.
 
-    A field to ignore must be there; of two models that are compared, perhaps only one has it.
+    A field to ignore must be there; of two models that are compared, perhaps only one
+    has it.
     """
     fields = _fields(folder)
     return tuple(name for name in names if name in fields)
 
 
-def _fields(folder: pathlib.Path) -> dict[str, Any]:
+def _fields(folder: pathlib.Path) -> JsonObject:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(

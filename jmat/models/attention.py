@@ -20,7 +20,9 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Attention(nnx.Module, NeedsContext, IgnoresPadding):
-    """Multi-head self-attention: [B, T, D] → [B, T, D], before the residual add."""
+    """Computes multi-head self-attention: [B, T, D] → [B, T, D], before the residual
+    add.
+    """
 
     def __init__(self, config: ModelConfig, *, out_std: float, rngs: nnx.Rngs):
         D, K, std, bias = config.width, config.head_width, config.init_std, config.qkv_bias
@@ -39,7 +41,9 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         return self.o(z.reshape(*x.shape[:2], -1))
 
     def outputs(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T H K"]:
-        """Returns the outputs of all heads: those that are computed, and what stands in for the others."""
+        """Returns the outputs of all heads: those that are computed, and what stands in
+        for the others.
+        """
         H = self.config.heads
         if not tap.touches("attn.head"):
             return self.computed(x, context, tap, tuple(range(H)))
@@ -54,7 +58,9 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
     def computed(
         self, x: Float[Array, "B T D"], context: Context, tap: Tap, heads: tuple[int, ...]
     ) -> Float[Array, "B T h K"]:
-        """Returns the outputs of some heads, all by default; the sites inside attention are of all of them."""
+        """Returns the outputs of some heads, all by default; the sites inside attention
+        are of all of them.
+        """
         c, (B, T, _) = self.config, x.shape
         group = c.heads // (c.kv_heads or c.heads)  # query heads that share one head of keys and values
         kv_heads = tuple(dict.fromkeys(h // group for h in heads))
@@ -91,7 +97,9 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 def depends_on_block(part: NeedsContext) -> bool:
-    """Returns whether attention in a part depends on the index of its block, by windows or by scale."""
+    """Returns whether attention in a part depends on the index of its block, by windows
+    or by scale.
+    """
     if not isinstance(part, nnx.Module):
         return False
     configs = [module.config for _, module in nnx.iter_graph(part) if isinstance(module, Attention)]
@@ -112,10 +120,11 @@ def _columns(heads: tuple[int, ...], head_width: int) -> slice | Int[np.ndarray,
 def attention_mask(
     segments: Int[Array, "B T"] | None, length: int, causal: bool, window: Int[Array, ""] | None = None
 ) -> Bool[Array, "#B T T"]:
-    """Returns which token (axis 1) may look at which (axis 2): the same text, never padding, nothing later if causal.
+    """Returns which token (axis 1) may look at which (axis 2): the same text, never
+    padding, nothing later if causal.
 
-    With a window, a token sees only the last `window` tokens, itself included. Padding looks at itself alone, so its
-    values do not depend on how much of it there is.
+    With a window, a token sees only the last `window` tokens, itself included. Padding
+    looks at itself alone, so its values do not depend on how much of it there is.
     """
     allowed = jnp.ones((1, length, length), bool)
     if causal:
@@ -146,14 +155,17 @@ def masked(scores: Float[Array, "B H T S"], allowed: Bool[Array, "#B T S"]) -> F
 
 
 def attention_pattern(scores: Float[Array, "B H T S"], dtype: jnp.dtype) -> Float[Array, "B H T S"]:
-    """Returns the softmax of masked scores over keys, computed in float32, in the dtype of the values."""
+    """Returns the softmax of masked scores over keys, computed in float32, in the dtype
+    of the values.
+    """
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
 def alibi_slopes(heads: int) -> Float[np.ndarray, " H"]:
-    """`2^(−8h/H)` for head h = 1 .. H (ALiBi; Press et al. 2022).
+    """Returns `2^(−8h/H)` for head h = 1 .. H (ALiBi; Press et al. 2022).
 
-    Where H is not a power of two, the slopes of the next smaller one, then every second one of its double.
+    Where H is not a power of two, the slopes of the next smaller one, then every second
+    one of its double.
     """
     power = 2 ** int(math.log2(heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -162,6 +174,8 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " H"]:
 
 
 def alibi_bias(positions: Int[Array, "B T"], slopes: Float[np.ndarray, " H"]) -> Float[Array, "B H T T"]:
-    """`−slope · distance` between the token that looks (axis 2) and the one that is looked at (axis 3)."""
+    """Returns `−slope · distance` between the token that looks (axis 2) and the one
+    that is looked at (axis 3).
+    """
     distance = positions[:, None, None, :] - positions[:, None, :, None]
     return jnp.asarray(slopes)[:, None, None] * distance.astype(jnp.float32)

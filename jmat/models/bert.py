@@ -15,7 +15,7 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
-    """Normed sum of token, position and type embedding: h_0."""
+    """Computes the normed sum of token, position and type embedding: h_0."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         D, std, types = config.width, config.init_std, config.type_vocab_size
@@ -35,7 +35,9 @@ class Embed(nnx.Module):
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One post-norm block: `ln_1` follows the attention add, `ln_2` the feed-forward add."""
+    """Computes one post-norm block: `ln_1` follows the attention add, `ln_2` the
+    feed-forward add.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.attn = Attention(config, out_std=config.init_std, rngs=rngs)
@@ -49,7 +51,8 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 class MaskedHead(nnx.Module, IgnoresPadding):
-    """The masked-language-model head: dense, activation (the model's own by default), norm, decoder, bias.
+    """Predicts the tokens behind masks: dense, activation (the model's own by default),
+    norm, decoder, bias.
 
     Logits are of all words, or of those given.
     """
@@ -75,7 +78,9 @@ class MaskedHead(nnx.Module, IgnoresPadding):
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of BERT. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of BERT. Raises ValueError for fields that jmat does not
+    implement.
+    """
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     config = ModelConfig(
@@ -105,7 +110,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors."""
+    """Returns the checkpoint's tensors."""
     table = encoder_keys(config)
     if config.has_head:
         transform = "cls.predictions.transform"
@@ -115,7 +120,7 @@ def keys(config: ModelConfig) -> list[Key]:
 
 
 def encoder_keys(config: ModelConfig) -> list[Key]:
-    """The tensors of embedding and blocks. Kernels are [out, in]."""
+    """Returns the tensors of embedding and blocks. Kernels are [out, in]."""
     table = [
         Key("embeddings.word_embeddings.weight", ("embed.tokens.table",)),
         Key("embeddings.position_embeddings.weight", ("embed.positions.table",)),
@@ -138,9 +143,10 @@ def encoder_keys(config: ModelConfig) -> list[Key]:
 
 
 def decoder_keys(config: ModelConfig, bias: str, decoder: str) -> list[Key]:
-    """The decoder of a masked-language-model head, and its bias.
+    """Returns the decoder of a masked-language-model head, and its bias.
 
-    The bias is stored under either of two names, or both; transformers reads the decoder's own if the head is untied.
+    The bias is stored under either of two names, or both; transformers reads the
+    decoder's own if the head is untied.
     """
     if config.tied_head:
         return [Key(bias, ("head.bias",), aliases=(f"{decoder}.bias",))]

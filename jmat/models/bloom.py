@@ -13,7 +13,7 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
-    """Normed token embedding: h_0."""
+    """Computes the normed token embedding: h_0."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
@@ -27,7 +27,9 @@ class Embed(nnx.Module):
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One pre-norm block. A config option lets the residual start from the norm's output instead of its input."""
+    """Computes one pre-norm block. A config option lets the residual start from the
+    norm's output instead of its input.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.ln_1 = LayerNorm(config)
@@ -44,7 +46,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of BLOOM. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of BLOOM. Raises ValueError for fields that jmat does not
+    implement.
+    """
     width, heads = read.size("hidden_size", 64), read.size("n_head", 8)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of n_head={heads}")
     config = ModelConfig(
@@ -81,7 +85,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors; q, k and v are fused head by head."""
+    """Returns the checkpoint's tensors; q, k and v are fused head by head."""
     table = [
         Key("word_embeddings.weight", ("embed.tokens.table",)),
         *norm_keys("word_embeddings_layernorm", "embed.norm"),

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
-from typing import Any
+
+from jmat.runtime.annotations import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding: pairs of coordinates of queries and keys are turned by position · frequency.
+    """Holds the parameters of rotary position embedding: pairs of coordinates of
+    queries and keys are turned by position · frequency.
 
     `jmat.models.rotary` says how the frequencies follow from these.
     """
@@ -25,10 +27,10 @@ class Rotary:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape and the arithmetic of one model.
+    """Holds the shape and the arithmetic of one model.
 
-    Axis letters used throughout jmat: B batch, T length, D model width, H heads, K head width, F feed-forward width,
-    V vocabulary, L blocks, N examples.
+    Axis letters used throughout jmat: B batch, T length, D model width, H heads, K head
+    width, F feed-forward width, V vocabulary, L blocks, N examples.
     """
 
     family: str  # Hugging Face's `model_type`
@@ -70,6 +72,6 @@ class ModelConfig:
     # The config.json that this was read from: what a saved copy of the model starts from.
     hf: str = dataclasses.field(default="{}", repr=False, compare=False)
 
-    def to_hf(self) -> dict[str, Any]:
-        """The Hugging Face config.json of this model."""
+    def to_hf(self) -> JsonObject:
+        """Returns the Hugging Face config.json of this model."""
         return json.loads(self.hf)

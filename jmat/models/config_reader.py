@@ -5,11 +5,11 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from jmat.models.transformers_fields import NOTHING_IF_NULL, known_to_transformers
+from jmat.runtime.annotations import Fields, JsonObject, JsonValue
 from jmat.runtime.errors import shortened, shortened_name
 
 _MOST_BLOCKS = 1_000_000  # beyond any model, and a list of so many is still made at once
@@ -35,7 +35,7 @@ _NEUTRAL = frozenset(
     """.split()
 )
 # Fields that would change the numbers if they held anything else than this.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
+_FIXED: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
     "is_encoder_decoder": (False, None),
@@ -49,11 +49,13 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 
 
 class ConfigReader:
-    """Reads a config.json field by field; `finish` judges the fields that were not read.
+    """Reads a config.json field by field; `finish` judges the fields that were not
+    read.
 
-    A field that transformers' own config class does not know cannot change what transformers computes: it is logged
-    and passed over. One that it knows, that was not read and that is not known to be neutral is refused by name. All
-    problems are collected and raised together, as one ValueError.
+    A field that transformers' own config class does not know cannot change what
+    transformers computes: it is logged and passed over. One that it knows, that was not
+    read and that is not known to be neutral is refused by name. All problems are
+    collected and raised together, as one ValueError.
 
     Attributes:
       hf: the fields, each under the name that jmat reads.
@@ -62,12 +64,13 @@ class ConfigReader:
       hf: the config.json.
       ignore: fields to pass over because they do not change the numbers.
       aliases: other names of fields → the names that jmat reads.
-      foreign: whether fields unknown to transformers are passed over; else they are refused like all others.
+      foreign: whether fields unknown to transformers are passed over; else they are
+        refused like all others.
     """
 
     def __init__(
         self,
-        hf: Mapping[str, Any],
+        hf: Fields,
         *,
         ignore: Iterable[str] = (),
         aliases: Mapping[str, str] | None = None,
@@ -84,7 +87,7 @@ class ConfigReader:
         """Returns the config.json, each field under the name that jmat reads."""
         return json.dumps(self.hf)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: JsonValue = None) -> JsonValue:
         """Returns the value of a field that may be absent."""
         self._seen.add(name)
         value = self.hf.get(name)
@@ -140,21 +143,24 @@ class ConfigReader:
         return value
 
     def require(self, condition: bool, problem: str) -> None:
-        """Notes a problem that involves several fields, if each of them was sound by itself."""
+        """Notes a problem that involves several fields, if each of them was sound by
+        itself.
+        """
         malformed = [found.partition("=")[0] for found in self._problems]
         if not condition and not any(f"{name}=" in problem for name in malformed):
             self._problems.append(problem)
 
-    def finish(self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[Any, ...]] | None = None) -> None:
+    def finish(self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[object, ...]] | None = None) -> None:
         """Judges the fields that were not read.
 
         Args:
           neutral: fields of this architecture that never change the numbers.
-          fixed: fields that would change the numbers if they held anything else than these values.
+          fixed: fields that would change the numbers if they held anything else than
+            these values.
 
         Raises:
-          ValueError: a field was malformed, holds a value that is not implemented, or is known to transformers and not
-            to jmat; or a field to ignore is not there.
+          ValueError: a field was malformed, holds a value that is not implemented, or
+            is known to transformers and not to jmat; or a field to ignore is not there.
         """
         fixed = {**_FIXED, **(fixed or {})}
         known = _NEUTRAL.union(neutral, self._seen)
@@ -196,7 +202,7 @@ class ConfigReader:
                 advice = f"; there is {' and '.join(near)}" if near else ""
                 self._problems.append(f"there is no field {name!r} to ignore{advice}")
 
-    def _under_our_names(self, hf: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    def _under_our_names(self, hf: Fields, aliases: Mapping[str, str]) -> JsonObject:
         """Renames fields, and notes two names of one field that differ: transformers would take the alias."""
         renamed = dict(hf)
         for alias, name in aliases.items():

@@ -22,16 +22,16 @@ TARGETS = ("final", "all")
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The properties of the hardware that the formulas need.
+    """Holds the properties of the hardware that the formulas need.
 
     Attributes:
-        name: for the table.
-        peak: FLOP/s of one chip in the dtype of the model.
-        peak_float64: FLOP/s of one chip in float64.
-        memory: bytes of one chip.
-        chips: over which batches are sharded.
-        share: of the peak that matrix products reach.
-        factor_share: of the peak that factorisations reach.
+      name: for the table.
+      peak: FLOP/s of one chip in the dtype of the model.
+      peak_float64: FLOP/s of one chip in float64.
+      memory: bytes of one chip.
+      chips: over which batches are sharded.
+      share: of the peak that matrix products reach.
+      factor_share: of the peak that factorisations reach.
     """
 
     name: str
@@ -45,12 +45,13 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one pass over text and of the maps that follow from it.
+    """Holds the cost of one pass over text and of the maps that follow from it.
 
     Attributes:
-        flops: by step: `capture`, `statistics` (float64), `fit` (float64).
-        seconds: by step. Capture and statistics are shared by the chips; the fit runs on one of them.
-        bytes: by kind, of each chip: `weights`, `statistics`, `batch`.
+      flops: by step: `capture`, `statistics` (float64), `fit` (float64).
+      seconds: by step. Capture and statistics are shared by the chips; the fit runs on
+        one of them.
+      bytes: by kind, of each chip: `weights`, `statistics`, `batch`.
     """
 
     flops: dict[str, float]
@@ -59,7 +60,7 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        """Bytes of each chip."""
+        """Returns the bytes of each chip."""
         return sum(self.bytes.values())
 
 
@@ -73,16 +74,17 @@ def streaming_cost(
     tokens_per_batch: int = 4096,
     bytes_per_value: int = 4,
 ) -> Cost:
-    """Returns the cost of linear maps between layers from streaming moments (`jmat.capture`).
+    """Returns the cost of linear maps between layers from streaming moments
+    (`jmat.capture`).
 
     Args:
-        config: of the model.
-        tokens: run through the model and read.
-        machine: that does it.
-        targets: `all` later layers of each layer, or the `final` one.
-        row_length: T of the packed batches.
-        tokens_per_batch: B·T, of all chips together.
-        bytes_per_value: of weights and activations: 4 for float32, 2 for bfloat16.
+      config: of the model.
+      tokens: run through the model and read.
+      machine: that does it.
+      targets: `all` later layers of each layer, or the `final` one.
+      row_length: T of the packed batches.
+      tokens_per_batch: B·T, of all chips together.
+      bytes_per_value: of weights and activations: 4 for float32, 2 for bfloat16.
     """
     flops = {
         "capture": capture_flops(config, tokens, row_length),
@@ -113,29 +115,39 @@ def streaming_cost(
 
 
 def capture_flops(config: ModelConfig, tokens: float | int, context: float | int) -> float:
-    """All blocks over `tokens` positions that look at `context` positions each; no head."""
+    """Returns the operations of all blocks over `tokens` positions that look at
+    `context` positions each; no head.
+    """
     return float(config.layers * block_flops(config, tokens, context))
 
 
 def pair_count(config: ModelConfig, targets: str) -> int:
-    """Maps: L to the final layer, L(L + 1)/2 between all. Raises ValueError for targets of another name."""
+    """Returns the number of maps: L to the final layer, L(L + 1)/2 between all. Raises
+    ValueError for targets of another name.
+    """
     check_choice("targets", targets, TARGETS)
     L = config.layers
     return L if targets == "final" else L * (L + 1) // 2
 
 
 def statistics_flops(config: ModelConfig, tokens: float | int, targets: str) -> float:
-    """`Σ x xᵀ` of every source and `Σ x yᵀ` of every pair: 2 D² a token each. Sums of vectors are left out."""
+    """Returns the operations of `Σ x xᵀ` of every source and `Σ x yᵀ` of every pair: 2
+    D² a token each. Sums of vectors are left out.
+    """
     return 2.0 * config.width**2 * tokens * (config.layers + pair_count(config, targets))
 
 
 def factorization_flops(config: ModelConfig) -> float:
-    """Eigenvectors of every source's moments, and the singular values that give its condition number."""
+    """Returns the operations of the eigenvectors of every source's moments, and of the
+    singular values that give its condition number.
+    """
     return config.layers * (9 + 8 / 3) * config.width**3
 
 
 def moments_fit_flops(config: ModelConfig, targets: str) -> float:
-    """`jmat.maps.from_moments` for all sources: the factorisations, and three D × D products a pair."""
+    """Returns the operations of `jmat.maps.from_moments` for all sources: the
+    factorisations, and three D × D products a pair.
+    """
     return factorization_flops(config) + 6.0 * config.width**3 * pair_count(config, targets)
 
 
@@ -143,8 +155,9 @@ def moments_fit_flops(config: ModelConfig, targets: str) -> float:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Returns the number of parameters of the model as jmat holds it. Nothing is allocated, and only the shapes of one
-    block and the next are looked at, since all are alike.
+    """Returns the number of parameters of the model as jmat holds it. Nothing is
+    allocated, and only the shapes of one block and the next are looked at, since all
+    are alike.
     """
 
     def count(layers: int) -> int:
@@ -156,7 +169,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def statistics_bytes(config: ModelConfig, targets: str) -> int:
-    """`Moments`, float64: a D × D matrix for every source and pair, three vectors and a count a site."""
+    """Returns the bytes of `Moments`, float64: a D × D matrix for every source and
+    pair, three vectors and a count a site.
+    """
     D, L = config.width, config.layers
     return 8 * (D**2 * (L + pair_count(config, targets)) + (3 * D + 1) * (L + 1))
 

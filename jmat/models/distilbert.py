@@ -8,7 +8,9 @@ from jmat.models.layers import ACTIVATIONS, NoNorm
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of DistilBERT. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of DistilBERT. Raises ValueError for fields that jmat does
+    not implement.
+    """
     width, heads = read.size("dim", 768), read.size("n_heads", 12)
     read.require(width % heads == 0, f"dim={width} is not a multiple of n_heads={heads}")
     config = ModelConfig(
@@ -35,7 +37,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors."""
+    """Returns the checkpoint's tensors."""
     table = [
         Key("embeddings.word_embeddings.weight", ("embed.tokens.table",)),
         Key("embeddings.position_embeddings.weight", ("embed.positions.table",)),

@@ -31,7 +31,7 @@ from jmat.runtime.errors import first_line
 
 
 class Context(NamedTuple):
-    """The inputs of a block besides the stream."""
+    """Holds the inputs of a block besides the stream."""
 
     positions: Int[Array, "B T"]  # index of each token in its own text, from 0
     segments: Int[Array, "B T"] | None  # which text a token belongs to; 0 is padding; None: one text a row, no padding
@@ -44,7 +44,9 @@ class Context(NamedTuple):
 
 
 class NeedsContext:
-    """Marks a stand-in that is called as `site(x, context)`, all others being called as `site(x)`."""
+    """Marks a stand-in that is called as `site(x, context)`, all others being called as
+    `site(x)`.
+    """
 
     def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         """Returns what stands in for the part's output."""
@@ -52,9 +54,11 @@ class NeedsContext:
 
 
 class IgnoresInput:
-    """Marks a stand-in that does not look at its input: `site.fill(shape)` is called instead of `site(x)`.
+    """Marks a stand-in that does not look at its input: `site.fill(shape)` is called
+    instead of `site(x)`.
 
-    `shape` is that of the site's values. So one stand-in serves sites of all shapes, `embed` too.
+    `shape` is that of the site's values. So one stand-in serves sites of all shapes,
+    `embed` too.
     """
 
     def fill(self, shape: tuple[int, ...]) -> jax.Array:
@@ -63,9 +67,11 @@ class IgnoresInput:
 
 
 class IgnoresPadding:
-    """Marks a stand-in whose values at real tokens are the same however far a row is padded on the right.
+    """Marks a stand-in whose values at real tokens are the same however far a row is
+    padded on the right.
 
-    `jmat.run` pads rows of tokens to a few lengths only with such stand-ins; with others, every length is a program.
+    `jmat.run` pads rows of tokens to a few lengths only with such stand-ins; with
+    others, every length is a program.
     """
 
 
@@ -76,10 +82,21 @@ class IgnoresPadding:
 class Edit:
     """Computes the part of the model, then applies `f` to its output.
 
-    `f` is a callable pytree (`jmat.Linear(W)`, `jax.tree_util.Partial(function, values)`), whose values are arguments
-    of the compiled program, or a plain function. A plain function is part of the program: one that was used before
-    compiles nothing, another one, an equal `lambda` too, does; and the values that it closes over are those that they
-    were when it was first used. With a plain function, every length of the rows is a program of its own.
+    `f` is a callable pytree (`jmat.Linear(W)`,
+    `jax.tree_util.Partial(function, values)`), whose values are arguments of the
+    compiled program, or a plain function. A plain function is part of the program: one
+    that was used before compiles nothing, another one, an equal `lambda` too, does; and
+    the values that it closes over are those that they were when it was first used. With
+    a plain function, every length of the rows is a program of its own.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> edit = jmat.Edit(lambda y: y.at[..., 0].set(0.0))
+      >>> _, acts = jmat.run(model, batch, keep="block.3", sites={"block.3": edit})
+      >>> float(abs(acts["block.3"][..., 0]).max())
+      0.0
     """
 
     def __init__(self, f: Site):
@@ -105,7 +122,16 @@ class Edit:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Add:
-    """Computes the part, then adds `value` to its output: [D], or any shape that broadcasts to the output's."""
+    """Computes the part, then adds `value` to its output: [D], or any shape that
+    broadcasts to the output's.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> direction = model.embed.tokens.table[7] - model.embed.tokens.table[8]
+      >>> x, _ = jmat.run(model, batch, sites={"block.3": jmat.Add(direction)})
+    """
 
     value: Leaf[Array | np.ndarray]
 
@@ -116,7 +142,18 @@ class Add:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["factor"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scale:
-    """Computes the part, then multiplies its output by `factor`: a number, [D], or what broadcasts to the output."""
+    """Computes the part, then multiplies its output by `factor`: a number, [D], or what
+    broadcasts to the output.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> no_ffn = {"*.ffn": jmat.Scale(0.0)}
+      >>> x, acts = jmat.run(model, batch, keep="block.3.ffn", sites=no_ffn)
+      >>> float(abs(acts["block.3.ffn"]).max())
+      0.0
+    """
 
     factor: Leaf[float | Array | np.ndarray]
 
@@ -127,17 +164,30 @@ class Scale:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["positions", "site"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class At:
-    """Computes the part everywhere, and puts what `site` makes of it at some tokens only.
+    """Computes the part everywhere, and puts what `site` makes of it at some tokens
+    only.
 
     Attributes:
-      positions: of tokens in their text, from 0, or from the end where negative: a number (that token of every row), a
-        list (those tokens of every row), an array [B] (one token a row) or [B, P]. They count from a row's first real
-        token, and negative ones from its last, so padding on either side is never meant.
-      site: an edit or a stand-in for the part. It sees the part's output (an edit) or input (a stand-in) at these
-        tokens: [B, …], or [B, P, …] for a list and for [B, P]. `Constant(source)` takes `source` [B, D] or [D].
-        Of attention scores and patterns, positions are queries: `site` sees rows [B, H, T] or [B, P, H, T].
+      positions: of tokens in their text, from 0, or from the end where negative: a
+        number (that token of every row), a list (those tokens of every row), an array
+        [B] (one token a row) or [B, P]. They count from a row's first real token, and
+        negative ones from its last, so padding on either side is never meant.
+      site: an edit or a stand-in for the part. It sees the part's output (an edit) or
+        input (a stand-in) at these tokens: [B, …], or [B, P, …] for a list and for [B,
+        P]. `Constant(source)` takes `source` [B, D] or [D]. Of attention scores and
+        patterns, positions are queries: `site` sees rows [B, H, T] or [B, P, H, T].
 
-    Positions that are a `jax.Array` are not checked: those outside the text change nothing.
+    Positions that are a `jax.Array` are not checked: those outside the text change
+    nothing.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> last_is_zero = jmat.At(-1, jmat.Scale(0.0))
+      >>> x, _ = jmat.run(model, batch, sites={"block.7": last_is_zero})
+      >>> float(abs(x[:, -1]).max())
+      0.0
     """
 
     positions: Leaf[int | Sequence[int] | Array | np.ndarray]
@@ -148,10 +198,12 @@ class At:
             object.__setattr__(self, "positions", np.asarray(self.positions)[None])
 
     def __call__(self, y: Array, x: Array, context: Context | None, name: str) -> Array:
-        """Returns y [B, T, …], the value of the site `name`, with other values at some tokens.
+        """Returns y [B, T, …], the value of the site `name`, with other values at some
+        tokens.
 
-        Positions are columns of the rows here, [B] or [B, P]: `jmat.run` has counted them in the texts. Those past a
-        row's end change nothing. `x` is the input of the part that computed y.
+        Positions are columns of the rows here, [B] or [B, P]: `jmat.run` has counted
+        them in the texts. Those past a row's end change nothing. `x` is the input of
+        the part that computed y.
         """
         axis, columns, site = 2 if is_square(name) else 1, jnp.asarray(self.positions), self.site
         inside = jnp.minimum(columns, y.shape[axis] - 1)
@@ -173,11 +225,13 @@ EDITS = (Edit, Add, Scale)  # and At, which needs the input of the part, too
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["part", "layer"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfBlock(NeedsContext, IgnoresPadding):
-    """A part that looks at other tokens, as block `layer` has it, wherever it stands.
+    """Computes a part that looks at other tokens, as block `layer` has it, wherever it
+    stands.
 
-    In some models a block's attention depends on its index: by windows (GPT-Neo, Mistral) or by scale (a GPT-2
-    option). `jmat.run` finds the block that a part of the same model belongs to by itself; for a part of another model
-    with such attention, say it: `OfBlock(other.blocks[3].attn, 3)`.
+    In some models a block's attention depends on its index: by windows (GPT-Neo,
+    Mistral) or by scale (a GPT-2 option). `jmat.run` finds the block that a part of the
+    same model belongs to by itself; for a part of another model with such attention,
+    say it: `OfBlock(other.blocks[3].attn, 3)`.
     """
 
     part: Leaf[Site]
@@ -191,7 +245,9 @@ class OfBlock(NeedsContext, IgnoresPadding):
 
 
 def check_site(name: str, site: object) -> None:
-    """Raises ValueError for what is no callable pytree: a bare function would be traced each time."""
+    """Raises ValueError for what is no callable pytree: a bare function would be traced
+    each time.
+    """
     if isinstance(site, At):
         if isinstance(site.site, At):
             raise ValueError(f"site {name!r}: At inside At; give all positions to one of them.")
@@ -212,7 +268,9 @@ def is_edit(site: Site) -> bool:
 
 
 def is_any_length(name: str, site: Site) -> bool:
-    """Returns whether a site does to a row what it does to the row padded further on the right."""
+    """Returns whether a site does to a row what it does to the row padded further on
+    the right.
+    """
     if is_square(name):
         return False  # the values have an axis of keys
     if isinstance(site, At):

@@ -15,7 +15,9 @@ from jmat.runtime.errors import printable
 
 
 class Transformer(nnx.Module):
-    """embed → blocks → final norm → head (None where the checkpoint has none)."""
+    """Holds a model: embed → blocks → final norm → head (None where the checkpoint has
+    none).
+    """
 
     def __init__(self, config: ModelConfig, family: "Family", *, rngs: nnx.Rngs):
         self.name = ""  # as `jmat.load` was given it; for results and maps
@@ -58,10 +60,12 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """Turns one tensor of a file into our parameters, and back. Both directions take and give tuples of arrays."""
+    """Turns one tensor of a file into our parameters, and back. Both directions take
+    and give tuples of arrays.
+    """
 
-    load: Callable[[Any], tuple[Any, ...]]
-    save: Callable[[tuple[Any, ...]], Any]
+    load: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+    save: Callable[[tuple[np.ndarray, ...]], np.ndarray]
     shape: Callable[[tuple[Shape, ...]], Shape]  # of the file's tensor, by the shapes of our parameters
 
 
@@ -70,7 +74,9 @@ TRANSPOSED = Layout(lambda tensor: (tensor.T,), lambda params: params[0].T, lamb
 
 
 def fused(parts: int) -> Layout:
-    """Several parameters lie side by side along the last axis of the file's tensor."""
+    """Returns the layout of several parameters that lie side by side along the last
+    axis of the file's tensor.
+    """
     return Layout(
         lambda tensor: tuple(np.split(tensor, parts, axis=-1)),
         lambda params: np.concatenate(params, axis=-1),
@@ -79,13 +85,15 @@ def fused(parts: int) -> Layout:
 
 
 def interleaved(parts: int, heads: int) -> Layout:
-    """Several parameters lie head by head along the first axis of the file's tensor: q of head 0, k of head 0, …"""
+    """Returns the layout of several parameters that lie head by head along the first
+    axis of the file's tensor: q of head 0, k of head 0, …
+    """
 
-    def load(tensor: Any) -> tuple[Any, ...]:
+    def load(tensor: np.ndarray) -> tuple[np.ndarray, ...]:
         by_head = tensor.reshape(heads, parts, -1, *tensor.shape[1:])
         return tuple(by_head[:, part].reshape(-1, *tensor.shape[1:]).T for part in range(parts))
 
-    def save(params: tuple[Any, ...]) -> Any:
+    def save(params: tuple[np.ndarray, ...]) -> np.ndarray:
         by_head = [param.T.reshape(heads, -1, *param.shape[:-1]) for param in params]
         return np.stack(by_head, axis=1).reshape(-1, *params[0].shape[:-1])
 
@@ -94,7 +102,9 @@ def interleaved(parts: int, heads: int) -> Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One tensor of a checkpoint (`file`) and the parameters of ours that it holds, by dotted path."""
+    """Names one tensor of a checkpoint (`file`) and the parameters of ours that it
+    holds, by dotted path.
+    """
 
     file: str
     params: tuple[str, ...]
@@ -103,13 +113,13 @@ class Key:
 
 
 def dense_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
-    """The kernel, [out, in] in the file, and the bias of a `Dense`."""
+    """Returns the keys of the kernel, [out, in] in the file, and the bias of a `Dense`."""
     kernel = Key(f"{file}.weight", (f"{ours}.kernel",), TRANSPOSED)
     return [kernel, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [kernel]
 
 
 def norm_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
-    """The scale and bias of a norm."""
+    """Returns the keys of the scale and bias of a norm."""
     scale = Key(f"{file}.weight", (f"{ours}.scale",))
     return [scale, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [scale]
 
@@ -120,7 +130,7 @@ OTHER_HEADS = r"(score|classifier|pre_classifier|qa_outputs|multiple_choice_head
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """An architecture."""
+    """Describes an architecture."""
 
     config: Callable[[ConfigReader], ModelConfig]
     # Each is called with (config, rngs=…), `final_norm` with (config).

@@ -1,7 +1,5 @@
 """Work in floating-point operations (a multiply-add is two), for one example at the position that is read."""
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -9,8 +7,12 @@ from numpy import ndarray
 from jmat.models.config import ModelConfig
 
 
-def block_flops(config: ModelConfig, tokens: Any, context: Any) -> Any:
-    """One block over `tokens` positions that look at `context` positions each: projections, attention, feed-forward."""
+def block_flops(
+    config: ModelConfig, tokens: float | int | ndarray, context: float | int | ndarray
+) -> float | int | ndarray:
+    """Returns the operations of one block over `tokens` positions that look at
+    `context` positions each: projections, attention, feed-forward.
+    """
     D, inner = config.width, config.heads * config.head_width
     kv = (config.kv_heads or config.heads) * config.head_width
     projections = 2 * D * (2 * inner + 2 * kv)
@@ -20,9 +22,11 @@ def block_flops(config: ModelConfig, tokens: Any, context: Any) -> Any:
 
 
 def head_flops(config: ModelConfig, words: int | None = None) -> float:
-    """One evaluation of the head at one position, over the whole vocabulary or a short list of words.
+    """Returns the operations of one evaluation of the head at one position, over the
+    whole vocabulary or a short list of words.
 
-    Masked models transform the stream first (D × D); OPT-350m projects it down to its narrower token table.
+    Masked models transform the stream first (D × D); OPT-350m projects it down to its
+    narrower token table.
     """
     D, E = config.width, config.embed_width or config.width
     transform = 0 if config.causal else 2 * D**2
@@ -31,7 +35,7 @@ def head_flops(config: ModelConfig, words: int | None = None) -> float:
 
 
 def map_flops(config: ModelConfig) -> float:
-    """One D × D map at one position."""
+    """Returns the operations of one D × D map at one position."""
     return float(2 * config.width**2)
 
 
@@ -44,12 +48,14 @@ def exit_flops(
     words: int | None = None,
     mapped: bool = True,
 ) -> Float[ndarray, "S N"]:
-    """Returns the work of an example that leaves at a layer: its blocks over all its tokens, as
-    nothing of them was computed before, and a map and a head evaluation for every check.
+    """Returns the work of an example that leaves at a layer: its blocks over all its
+    tokens, as nothing of them was computed before, and a map and a head evaluation for
+    every check.
 
-    Checks are made before running block l + 1 for l = 1 .. L − 1. A check over the whole vocabulary
-    already is the prediction; with a short list of `words`, the whole head is evaluated once more
-    at the exit. An exit at a layer without a check needs a map and the head, the end only the head.
+    Checks are made before running block l + 1 for l = 1 .. L − 1. A check over the
+    whole vocabulary already is the prediction; with a short list of `words`, the whole
+    head is evaluated once more at the exit. An exit at a layer without a check needs a
+    map and the head, the end only the head.
 
     Args:
       config: of the model.
@@ -73,11 +79,11 @@ def token_exit_flops(
     words: int | None = None,
     mapped: bool = True,
 ) -> Float[ndarray, "S N"]:
-    """Returns the work of one generated token that leaves at a layer: its blocks over itself alone,
-    and the checks as in `exit_flops`, whose arguments it takes.
+    """Returns the work of one generated token that leaves at a layer: its blocks over
+    itself alone, and the checks as in `exit_flops`, whose arguments it takes.
 
-    The keys and values of earlier tokens are there. Filling in those that the token leaves out, for
-    later tokens that run more blocks, is not counted.
+    The keys and values of earlier tokens are there. Filling in those that the token
+    leaves out, for later tokens that run more blocks, is not counted.
     """
     blocks = exits * block_flops(config, 1, tokens)
     return blocks + _reading_flops(config, exits, check_every, words, mapped)

@@ -15,7 +15,7 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
-    """Token plus position embedding: h_0."""
+    """Computes token plus position embedding: h_0."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
@@ -30,7 +30,7 @@ class Embed(nnx.Module):
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One pre-norm block."""
+    """Computes one pre-norm block."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         # GPT-2 shrinks what is written to the stream by the number of residual adds.
@@ -46,7 +46,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of GPT-2. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of GPT-2. Raises ValueError for fields that jmat does not
+    implement.
+    """
     width, heads = read.size("n_embd", 768), read.size("n_head", 12)
     vocab_size = read.size("vocab_size", 50257)
     read.require(width % heads == 0, f"n_embd={width} is not a multiple of n_head={heads}")
@@ -77,7 +79,9 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors. Its Conv1D kernels are [in, out] already; q, k and v are fused."""
+    """Returns the checkpoint's tensors. Its Conv1D kernels are [in, out] already; q, k
+    and v are fused.
+    """
     table = [
         Key("wte.weight", ("embed.tokens.table",)),
         Key("wpe.weight", ("embed.positions.table",)),

@@ -9,7 +9,9 @@ from jmat.runtime.errors import shortened
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of GPT-Neo. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of GPT-Neo. Raises ValueError for fields that jmat does not
+    implement.
+    """
     width = read.size("hidden_size", 2048)
     heads = read.size("num_heads", 16)
     layers = read.blocks("num_layers", 24)
@@ -45,7 +47,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def _attention_kinds(read: ConfigReader, layers: int) -> list[str]:
-    """`global` or `local` for each block, from [[[kind, …], times], …]."""
+    """Returns `global` or `local` for each block, from [[[kind, …], times], …]."""
     types = read.get("attention_types", [[["global", "local"], layers // 2]])
     kinds: list[str] = []
     try:
@@ -65,7 +67,9 @@ def _attention_kinds(read: ConfigReader, layers: int) -> list[str]:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors. Unlike GPT-2's, its kernels are [out, in], and q, k and v are apart."""
+    """Returns the checkpoint's tensors. Unlike GPT-2's, its kernels are [out, in], and
+    q, k and v are apart.
+    """
     table = [
         Key("wte.weight", ("embed.tokens.table",)),
         Key("wpe.weight", ("embed.positions.table",)),

@@ -15,7 +15,9 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One pre-norm block. In parallel, `ln_2` reads the block's input; in sequence, what attention left."""
+    """Computes one pre-norm block. In parallel, `ln_2` reads the block's input; in
+    sequence, what attention left.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.ln_1 = LayerNorm(config)
@@ -30,7 +32,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of GPT-NeoX. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of GPT-NeoX. Raises ValueError for fields that jmat does
+    not implement.
+    """
     width, heads = read.size("hidden_size", 6144), read.size("num_attention_heads", 64)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     num_positions = read.size("max_position_embeddings", 2048)
@@ -63,7 +67,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors; q, k and v are fused head by head."""
+    """Returns the checkpoint's tensors; q, k and v are fused head by head."""
     table = [Key("embed_in.weight", ("embed.tokens.table",)), *norm_keys("final_layer_norm", "final_norm")]
     if config.has_head and not config.tied_head:
         table.append(Key("embed_out.weight", ("head.out.kernel",), TRANSPOSED))

@@ -7,7 +7,6 @@ that are out of range).
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,8 @@ from jmat.runtime.shapes import rung
 
 _MOST_ROWS = 32  # batches of more rows come from loops, which have few shapes anyway
 _NOWHERE = 2**30  # a column past the end of any row
+
+Values = Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Inputs:
         """Returns whether results are to be cut to `rows` and `length`."""
         return self.x.shape[:2] != (self.rows, self.length)
 
-    def padded_rows(self, columns: Any) -> Any:
+    def padded_rows(self, columns: Values) -> Values:
         """Returns columns to read [B] or [B, P] with a zero for every empty row."""
         extra = self.x.shape[0] - self.rows
         return np.pad(columns, ((0, extra), *[(0, 0)] * (columns.ndim - 1))) if extra else columns
@@ -53,34 +54,36 @@ class Inputs:
 
 def prepare(
     config: ModelConfig,
-    inputs: Any,
+    inputs: object,
     start: int,
-    mask: Any,
-    segments: Any,
-    positions: Any,
-    type_ids: Any,
+    mask: object,
+    segments: object,
+    positions: object,
+    type_ids: object,
     *,
     pad_rows: bool,
     pad_length: bool,
 ) -> tuple[Inputs, "Spans"]:
-    """Checks shapes and ids; derives segments from the mask and positions from the segments; pads tokens of the host.
+    """Checks shapes and ids; derives segments from the mask and positions from the
+    segments; pads tokens of the host.
 
-    Returns the inputs, and where the tokens of each row begin and end. Raises ValueError; see `jmat.run`.
+    Returns the inputs, and where the tokens of each row begin and end. Raises
+    ValueError; see `jmat.run`.
     """
-    inputs = on_host(inputs)
-    is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
-    if is_tokens and (inputs.ndim != 2 or start > 0):
+    array = on_host(inputs)
+    is_tokens = jnp.issubdtype(array.dtype, jnp.integer)
+    if is_tokens and (array.ndim != 2 or start > 0):
         expected = "token ids [B, T]" if start == 0 else f"the stream [B, T, {config.width}] that enters block {start}"
-        raise ValueError(f"inputs are {inputs.dtype} {inputs.shape}; expected {expected}.")
-    if not is_tokens and (inputs.ndim != 3 or inputs.shape[-1] != config.width):
+        raise ValueError(f"inputs are {array.dtype} {array.shape}; expected {expected}.")
+    if not is_tokens and (array.ndim != 3 or array.shape[-1] != config.width):
         raise ValueError(
-            f"inputs are {inputs.dtype} {inputs.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
+            f"inputs are {array.dtype} {array.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
         )
-    B, T = inputs.shape[:2]
+    B, T = array.shape[:2]
     if B * T == 0:
-        raise ValueError(f"inputs have shape {inputs.shape}: there is no token to run the model on.")
-    given = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
-    given = {name: on_host(value) for name, value in given.items() if value is not None}
+        raise ValueError(f"inputs have shape {array.shape}: there is no token to run the model on.")
+    fields = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
+    given = {name: on_host(value) for name, value in fields.items() if value is not None}
     for name, value in given.items():
         if value.shape != (B, T):
             raise ValueError(f"{name} has shape {value.shape}; expected {(B, T)}, that of the tokens.")
@@ -90,7 +93,7 @@ def prepare(
     if "mask" in given and "segments" in given:
         raise ValueError("give either mask or segments: segments already mark padding with 0.")
     if is_tokens:
-        check_ids("token id", inputs, config.vocab_size)
+        check_ids("token id", array, config.vocab_size)
     if "type_ids" in given:
         if not config.type_vocab_size:
             raise ValueError(f"type_ids were given, but {config.family} models have no token types; leave them out.")
@@ -104,21 +107,24 @@ def prepare(
         check_ids("position", given["positions"], config.num_positions)
     else:
         given["positions"] = _derive_positions(config, given.get("segments"), B, T)
-    arrays = {"x": inputs.astype(np.int32) if is_tokens else inputs, **given}
-    if is_tokens and pad_length and not any(isinstance(value, jax.Array) for value in arrays.values()):
-        arrays = _padded(config, arrays, pad_rows=pad_rows)
-    arrays = {name: jnp.asarray(value) for name, value in arrays.items()}
+    given["x"] = array.astype(np.int32) if is_tokens else array
+    host = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    if is_tokens and pad_length and len(host) == len(given):
+        given = {**_padded(config, host, pad_rows=pad_rows)}
+    arrays = {name: jnp.asarray(value) for name, value in given.items()}
     context = Context(arrays["positions"], arrays.get("segments"), np.int32(0))
     return Inputs(arrays["x"], context, arrays.get("type_ids"), B, T), spans
 
 
-def on_host(values: Any) -> Any:
+def on_host(values: object) -> Values:
     """Returns what is no `jax.Array` as a numpy array."""
     return values if isinstance(values, jax.Array) else np.asarray(values)
 
 
 def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> None:
-    """Raises ValueError for an id of the host outside [0, size): JAX would clamp it silently."""
+    """Raises ValueError for an id of the host outside [0, size): JAX would clamp it
+    silently.
+    """
     if isinstance(ids, jax.Array) or ids.size == 0 or (ids.min() >= 0 and ids.max() < size):
         return
     where = tuple(int(axis) for axis in np.argwhere((ids < 0) | (ids >= size))[0])
@@ -128,14 +134,15 @@ def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> N
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-def _derive_positions(config: ModelConfig, segments: Any, rows: int, length: int) -> Any:
+def _derive_positions(config: ModelConfig, segments: Values | None, rows: int, length: int) -> Values:
     """Returns the index of each token in its text. Raises ValueError for a text longer than the model's positions."""
     if segments is None:
-        positions, longest = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)), length
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+        longest = length
     elif isinstance(segments, jax.Array):
         return _positions_on_device(segments)
     else:
-        positions = text_positions(segments)
+        positions = np.asarray(text_positions(segments))
         longest = int(positions.max()) + 1
     # A row may be longer than the model's positions, if none of the texts in it is.
     if longest > config.num_positions:
@@ -145,8 +152,9 @@ def _derive_positions(config: ModelConfig, segments: Any, rows: int, length: int
     return positions
 
 
-def text_positions(segments: Any) -> Any:
-    """Returns the index of each token in its own text, also where a text lies in pieces; padding gets 0.
+def text_positions(segments: Values) -> Values:
+    """Returns the index of each token in its own text, also where a text lies in
+    pieces; padding gets 0.
 
     Takes and gives numpy or JAX arrays [B, T], and needs no memory of T².
     """
@@ -168,7 +176,8 @@ _positions_on_device = jax.jit(text_positions)
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Where the texts of each row begin and end: what positions of `read_at` and `At` count from.
+    """Says where the texts of each row begin and end, from which positions of `read_at`
+    and `At` count.
 
     Attributes:
       segments: [B, T], or None where all tokens are real.
@@ -176,11 +185,11 @@ class Spans:
       length: T.
     """
 
-    segments: Any
+    segments: Values | None
     rows: int
     length: int
 
-    def columns(self, what: str, positions: Any, *, empty: int = _NOWHERE) -> Any:
+    def columns(self, what: str, positions: object, *, empty: int = _NOWHERE) -> Values:
         """Returns the columns [B] or [B, P] of positions.
 
         Positions count from a row's first real token; negative ones back from its end.
@@ -188,9 +197,11 @@ class Spans:
         Args:
           what: the positions are for, in errors: `read_at`, a site's name.
           positions: a number, [B], [B, P], or [1, P] for all rows.
-          empty: column for position 0 of a row without real tokens, and of positions of a `jax.Array` outside the text.
+          empty: column for position 0 of a row without real tokens, and of positions of
+            a `jax.Array` outside the text.
 
-        Raises ValueError for positions of another shape or dtype, and for positions of the host outside the text.
+        Raises ValueError for positions of another shape or dtype, and for positions of
+        the host outside the text.
         """
         positions = on_host(positions)
         B = self.rows
@@ -220,7 +231,7 @@ class Spans:
         return np.where(count > 0, columns, empty).astype(np.int32)
 
 
-def _ends(segments: Any, length: int, rows: int) -> tuple[Any, Any]:
+def _ends(segments: Values | None, length: int, rows: int) -> tuple[Values, Values]:
     """Returns the column of each row's first real token, and the number of columns up to its last; [B] each."""
     if segments is None:
         return np.zeros(rows, np.int32), np.full(rows, length, np.int32)
@@ -231,7 +242,9 @@ def _ends(segments: Any, length: int, rows: int) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.jit, static_argnames=("length", "shape", "empty"))
-def _columns_on_device(positions: Any, segments: Any, length: int, shape: tuple[int, ...], empty: int) -> jax.Array:
+def _columns_on_device(
+    positions: Array, segments: Values | None, length: int, shape: tuple[int, ...], empty: int
+) -> jax.Array:
     first, count = (
         jnp.asarray(side).reshape(-1, *[1] * (len(shape) - 1)) for side in _ends(segments, length, shape[0])
     )
@@ -261,7 +274,9 @@ def _padded(config: ModelConfig, arrays: dict[str, np.ndarray], *, pad_rows: boo
 
 @functools.partial(jax.jit, static_argnames=("rows", "length", "axes"))
 def cut(values: list[jax.Array], *, rows: int, length: int, axes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    """Returns values without the padding of `prepare`: the first `rows` rows, and `length` along the axes of each."""
+    """Returns values without the padding of `prepare`: the first `rows` rows, and
+    `length` along the axes of each.
+    """
 
     def one(value: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         ends = {0: rows} | dict.fromkeys(axes, length)

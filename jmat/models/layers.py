@@ -19,17 +19,17 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 def erf_gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x Φ(x)`, exactly."""
+    """Returns `x Φ(x)`, exactly."""
     return jax.nn.gelu(x, approximate=False)
 
 
 def tanh_gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x Φ(x)` with GPT-2's tanh approximation of Φ."""
+    """Returns `x Φ(x)` with GPT-2's tanh approximation of Φ."""
     return jax.nn.gelu(x, approximate=True)
 
 
 def quick_gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x σ(1.702 x)`."""
+    """Returns `x σ(1.702 x)`."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
@@ -54,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def dense(
     x: Float[Array, "*batch I"], kernel: Float[Array, "I O"], bias: Float[Array, " O"] | None
 ) -> Float[Array, "*batch O"]:
-    """`x @ kernel + bias`."""
+    """Returns `x @ kernel + bias`."""
     y = x @ kernel
     return y if bias is None else y + bias
 
@@ -62,7 +62,9 @@ def dense(
 def layer_norm(
     x: Float[Array, "*batch D"], scale: Float[Array, " D"] | None, bias: Float[Array, " D"] | None, eps: float
 ) -> Float[Array, "*batch D"]:
-    """`(x − mean) / sqrt(var + eps) * scale + bias`, with var = mean((x − mean)²), in float32."""
+    """Returns `(x − mean) / sqrt(var + eps) * scale + bias`, with var = mean((x −
+    mean)²), in float32.
+    """
     wide = x.astype(jnp.float32)
     centred = wide - wide.mean(-1, keepdims=True)
     normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
@@ -74,7 +76,7 @@ def layer_norm(
 
 
 def rms_norm(x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*batch D"]:
-    """`x / sqrt(mean(x²) + eps) * scale`, in float32 (Zhang and Sennrich 2019)."""
+    """Returns `x / sqrt(mean(x²) + eps) * scale`, in float32 (Zhang and Sennrich 2019)."""
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
@@ -88,7 +90,7 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
 
 
 class Dense(nnx.Module, IgnoresPadding):
-    """An affine map; `kernel` is [in, out]."""
+    """Computes an affine map; `kernel` is [in, out]."""
 
     def __init__(self, inputs: int, outputs: int, *, std: float, rngs: nnx.Rngs, bias: bool = True):
         self.kernel = _normal(rngs, (inputs, outputs), std)
@@ -103,7 +105,9 @@ class Dense(nnx.Module, IgnoresPadding):
 
 
 class LayerNorm(nnx.Module, IgnoresPadding):
-    """Layer normalisation, with scale and bias unless the config says otherwise."""
+    """Computes layer normalisation, with scale and bias unless the config says
+    otherwise.
+    """
 
     def __init__(self, config: ModelConfig):
         self.scale = nnx.Param(jnp.ones(config.width)) if config.norm_affine else None
@@ -116,7 +120,9 @@ class LayerNorm(nnx.Module, IgnoresPadding):
 
 
 class RMSNorm(nnx.Module, IgnoresPadding):
-    """Root-mean-square normalisation over the last axis, D wide by default; the scale is stored less its offset."""
+    """Computes root-mean-square normalisation over the last axis, D wide by default;
+    the scale is stored less its offset.
+    """
 
     def __init__(self, config: ModelConfig, width: int | None = None):
         self.offset = config.norm_scale_offset
@@ -128,7 +134,7 @@ class RMSNorm(nnx.Module, IgnoresPadding):
 
 
 class NoNorm(nnx.Module, IgnoresPadding):
-    """The final norm of a model that has none: the identity."""
+    """Returns its input: the final norm of a model that has none."""
 
     def __init__(self, config: ModelConfig):
         del config
@@ -138,7 +144,7 @@ class NoNorm(nnx.Module, IgnoresPadding):
 
 
 class Embedding(nnx.Module, IgnoresPadding):
-    """A table of vectors; `table` is [entries, D]."""
+    """Holds a table of vectors; `table` is [entries, D]."""
 
     def __init__(self, entries: int, width: int, *, std: float, rngs: nnx.Rngs):
         self.table = _normal(rngs, (entries, width), std)
@@ -148,7 +154,9 @@ class Embedding(nnx.Module, IgnoresPadding):
 
 
 class FeedForward(nnx.Module, IgnoresPadding):
-    """`down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`: [..., D] → [..., D], before the add."""
+    """Computes `down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`:
+    [..., D] → [..., D], before the add.
+    """
 
     def __init__(self, config: ModelConfig, *, out_std: float, rngs: nnx.Rngs):
         D, F, std, bias = config.width, config.ffn_width, config.init_std, config.ffn_bias
@@ -170,9 +178,11 @@ class FeedForward(nnx.Module, IgnoresPadding):
 
 
 class Head(nnx.Module, IgnoresPadding):
-    """The language-model head: logits in float32, of all words or of those given. A tied head reads the token table.
+    """Computes logits in float32, of all words or of those given: the language-model
+    head. A tied head reads the token table.
 
-    A model whose token table is narrower than its stream (OPT-350m) projects the stream down first.
+    A model whose token table is narrower than its stream (OPT-350m) projects the stream
+    down first.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -194,9 +204,11 @@ class Head(nnx.Module, IgnoresPadding):
 def word_kernel(
     table: Float[Array, "V E"], out: Dense | None, words: Int[Array | np.ndarray, " W"] | None
 ) -> Float[Array, "E W"]:
-    """Returns the columns of a head's last product that belong to some words, by default to all V.
+    """Returns the columns of a head's last product that belong to some words, by
+    default to all V.
 
-    `table` is the token table, which is the product's kernel, transposed, where there is no kernel `out` of its own.
+    `table` is the token table, which is the product's kernel, transposed, where there
+    is no kernel `out` of its own.
     """
     if words is None:
         return table.T if out is None else out.kernel[...]

@@ -4,7 +4,6 @@ Pre-norm and causal, with RMSNorm, rotary positions, gated feed-forward, grouped
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -21,7 +20,7 @@ from jmat.runtime.errors import shortened
 
 
 class Embed(nnx.Module):
-    """Token embedding, scaled in Gemma: h_0. Positions enter in attention."""
+    """Computes the token embedding, scaled in Gemma: h_0. Positions enter in attention."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
@@ -35,7 +34,7 @@ class Embed(nnx.Module):
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One pre-norm block."""
+    """Computes one pre-norm block."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.ln_1 = RMSNorm(config)
@@ -50,7 +49,7 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 # What a config.json that leaves a field out means: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
 # num_attention_heads, num_key_value_heads, max_position_embeddings, head_dim, hidden_act.
-_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+_DEFAULTS: Mapping[str, tuple[int, int, int, int, int, int | None, int, int | None, str]] = {
     "llama": (32000, 4096, 11008, 32, 32, None, 2048, None, "silu"),
     "mistral": (32000, 4096, 14336, 32, 32, 8, 131072, None, "silu"),
     "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768, None, "silu"),
@@ -62,7 +61,9 @@ _SLIDING = ["sliding_window", "max_window_layers"]
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of any of these. Raises ValueError for fields that jmat does not implement, by name."""
+    """Reads the config.json of any of these. Raises ValueError for fields that jmat
+    does not implement, by name.
+    """
     family = read.hf["model_type"]
     is_gemma = family == "gemma"
     vocab_size, width, ffn_width, layers, heads, kv_heads, num_positions, head_width, activation = _DEFAULTS[family]
@@ -122,7 +123,9 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def _windows(read: ConfigReader, family: str, layers: int, num_positions: int) -> tuple[int, ...]:
-    """Each block's attention window; () where no block has one that a text can exceed."""
+    """Returns each block's attention window; () where no block has one that a text can
+    exceed.
+    """
     slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window", False))
     if not slides or read.hf.get("sliding_window", 4096) is None:
         return ()
@@ -142,7 +145,7 @@ def _windows(read: ConfigReader, family: str, layers: int, num_positions: int) -
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors."""
+    """Returns the checkpoint's tensors."""
     table = [
         Key("embed_tokens.weight", ("embed.tokens.table",)),
         *norm_keys("norm", "final_norm", bias=False),

@@ -13,7 +13,9 @@ from jmat.models.tap import UNTAPPED, Tap
 
 
 class Embed(nnx.Module):
-    """Token embedding, projected to the stream's width where it is narrower, plus position embedding: h_0."""
+    """Computes the token embedding, projected to the stream's width where it is
+    narrower, plus position embedding: h_0.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         D, E, std = config.width, config.embed_width or config.width, config.init_std
@@ -32,7 +34,7 @@ class Embed(nnx.Module):
 
 
 class Block(nnx.Module, NeedsContext, IgnoresPadding):
-    """One block, pre-norm or post-norm."""
+    """Computes one block, pre-norm or post-norm."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.ln_1 = LayerNorm(config)
@@ -50,12 +52,16 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
 
 
 def final_norm(config: ModelConfig) -> LayerNorm | NoNorm:
-    """Post-norm models have none, and some fine-tuned ones lost it."""
+    """Returns the final norm, which post-norm models and some fine-tuned ones do not
+    have.
+    """
     return LayerNorm(config) if config.final_norm else NoNorm(config)
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of OPT. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of OPT. Raises ValueError for fields that jmat does not
+    implement.
+    """
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
     pre_norm, bias = read.flag("do_layer_norm_before", True), read.flag("enable_bias", True)
@@ -89,7 +95,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors."""
+    """Returns the checkpoint's tensors."""
 
     def norm(file: str, ours: str) -> list[Key]:
         return norm_keys(file, ours) if config.norm_affine else []

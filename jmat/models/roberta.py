@@ -10,7 +10,9 @@ from jmat.models.layers import ACTIVATIONS, NoNorm
 
 
 def read_config(read: ConfigReader) -> ModelConfig:
-    """Reads the config.json of RoBERTa. Raises ValueError for fields that jmat does not implement."""
+    """Reads the config.json of RoBERTa. Raises ValueError for fields that jmat does not
+    implement.
+    """
     family = read.hf["model_type"]
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
@@ -41,7 +43,7 @@ def read_config(read: ConfigReader) -> ModelConfig:
 
 
 def keys(config: ModelConfig) -> list[Key]:
-    """The checkpoint's tensors."""
+    """Returns the checkpoint's tensors."""
     table = encoder_keys(config)
     if config.has_head:
         table += [*dense_keys("lm_head.dense", "head.dense"), *norm_keys("lm_head.layer_norm", "head.norm")]

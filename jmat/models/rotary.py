@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jmat.models.config import Rotary
 from jmat.models.config_reader import TINY, ConfigReader, is_number
+from jmat.runtime.annotations import Fields
 from jmat.runtime.errors import shortened
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -26,7 +26,9 @@ _NUMBERS = frozenset(
 
 
 def rotate(x: Float[Array, "B T H K"], positions: Int[Array, "B T"], rotary: Rotary) -> Float[Array, "B T H K"]:
-    """Turns coordinates (c, c + R/2) of the first R of K by `position · frequency[c]`, in float32."""
+    """Turns coordinates (c, c + R/2) of the first R of K by `position · frequency[c]`,
+    in float32.
+    """
     frequency = frequencies(rotary)
     half = len(frequency)
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency
@@ -37,11 +39,12 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, "B T"], rotary: Rot
 
 
 def frequencies(rotary: Rotary) -> Float[np.ndarray, " pairs"]:
-    """Radians by which each pair turns from one position to the next: `theta^(−2c/R)`, scaled.
+    """Returns the radians by which each pair turns from one position to the next:
+    `theta^(−2c/R)`, scaled.
 
-    `linear` slows every pair by `factor`. `llama3` (Llama 3.1) and `yarn` (Peng et al. 2023, section 3.2) slow pairs
-    that turn rarely, leave those that turn often, and ramp in between: llama3 over the number of turns, yarn over the
-    index of the pair.
+    `linear` slows every pair by `factor`. `llama3` (Llama 3.1) and `yarn` (Peng et al.
+    2023, section 3.2) slow pairs that turn rarely, leave those that turn often, and
+    ramp in between: llama3 over the number of turns, yarn over the index of the pair.
     """
     R, factor = rotary.width, np.float32(rotary.factor)
     exponent = np.arange(0, R, 2, dtype=np.float32) / np.float32(R)
@@ -65,21 +68,25 @@ def frequencies(rotary: Rotary) -> Float[np.ndarray, " pairs"]:
 
 
 def _pair_that_turns(rotary: Rotary, turns: float) -> float:
-    """Index (not whole) of the pair that turns so often over `trained_positions`."""
+    """Returns the index (not whole) of the pair that turns so often over
+    `trained_positions`.
+    """
     return rotary.width * math.log(rotary.trained_positions / (2 * math.pi * turns)) / (2 * math.log(rotary.theta))
 
 
 def read_rotary(
     read: ConfigReader, head_width: int, num_positions: int, *, theta: float | None = None, fraction: float = 1.0
 ) -> Rotary:
-    """Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`; notes what is not implemented, by name.
+    """Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`; notes what
+    is not implemented, by name.
 
     Args:
       read: the config.json.
       head_width: K.
       num_positions: what `original_max_position_embeddings` defaults to.
       theta: where the parameters give none; by default `rope_theta`.
-      fraction: of a head's coordinates that are turned, where the parameters do not say.
+      fraction: of a head's coordinates that are turned, where the parameters do not
+        say.
     """
     theta = read.number("rope_theta", 10000.0) if theta is None else theta
     scaling = _scaling(read)
@@ -115,7 +122,7 @@ def read_rotary(
     return plain
 
 
-def _scaling(read: ConfigReader) -> Mapping[str, Any]:
+def _scaling(read: ConfigReader) -> Fields:
     old, new = read.get("rope_scaling", {}), read.get("rope_parameters", {})
     scaling = old or new
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
@@ -134,8 +141,8 @@ def _scaling(read: ConfigReader) -> Mapping[str, Any]:
     return {name: float(value) if name in _NUMBERS else value for name, value in given.items() if name not in bad}
 
 
-def _yarn_amplitude(given: Mapping[str, Any]) -> float:
-    """YaRN's `0.1 ln(factor) + 1` (section 3.4), or what the file says instead."""
+def _yarn_amplitude(given: Fields) -> float:
+    """Returns YaRN's `0.1 ln(factor) + 1` (section 3.4), or what the file says instead."""
 
     def grown(weight: float) -> float:
         return 0.1 * weight * math.log(given["factor"]) + 1 if given["factor"] > 1 else 1.0

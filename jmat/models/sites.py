@@ -70,7 +70,9 @@ Site = Callable[..., jax.Array]
 
 @functools.cache
 def readable(layers: int, heads: int) -> dict[str, None]:
-    """All names that `keep=` takes for a model of this many blocks and heads (an ordered set)."""
+    """Returns all names that `keep=` takes for a model of this many blocks and heads
+    (an ordered set).
+    """
     parts = (*_READABLE, *(f"attn.head.{h}" for h in range(heads)))
     blocks = [name for i in range(layers) for name in (*(f"block.{i}.{part}" for part in parts), f"block.{i}")]
     return dict.fromkeys(["embed", *blocks, "final_norm.in", "final_norm", "logits"])
@@ -78,15 +80,18 @@ def readable(layers: int, heads: int) -> dict[str, None]:
 
 @functools.cache
 def replaceable(layers: int, heads: int) -> dict[str, None]:
-    """All names that `sites=` takes for a model of this many blocks and heads (an ordered set)."""
+    """Returns all names that `sites=` takes for a model of this many blocks and heads
+    (an ordered set).
+    """
     return dict.fromkeys(name for name in readable(layers, heads) if not name.endswith((".in", ".mid")))
 
 
 def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tuple[int, ...]:
-    """Returns the shape of a site's values at one token: (D,), (V,) for `logits`, (H, K) for `attn.q`, ….
+    """Returns the shape of a site's values at one token: (D,), (V,) for `logits`, (H,
+    K) for `attn.q`, ….
 
-    For `attn.scores` and `attn.pattern`, (H, T): a token's row of T = `length` keys for each head. Raises ValueError
-    where these are asked for without a length.
+    For `attn.scores` and `attn.pattern`, (H, T): a token's row of T = `length` keys for
+    each head. Raises ValueError where these are asked for without a length.
     """
     H, K, G = config.heads, config.head_width, config.kv_heads or config.heads
     if site == "logits":
@@ -106,9 +111,11 @@ def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tu
 
 
 def width(site: str, config: ModelConfig) -> int:
-    """Returns the length of a site's vectors: D, V of `logits`, F of `ffn.hidden`, K of a head.
+    """Returns the length of a site's vectors: D, V of `logits`, F of `ffn.hidden`, K of
+    a head.
 
-    Raises ValueError for a site that has more than a vector at a token, such as `attn.q`.
+    Raises ValueError for a site that has more than a vector at a token, such as
+    `attn.q`.
     """
     if is_square(site) or len(place_shape(site, config)) > 1:
         head = site.rpartition(".")[0] + ".head.0"
@@ -117,7 +124,9 @@ def width(site: str, config: ModelConfig) -> int:
 
 
 def is_square(site: str) -> bool:
-    """Returns whether a site's values are [B, H, T, T], queries by keys; all others are [B, T, …]."""
+    """Returns whether a site's values are [B, H, T, T], queries by keys; all others are
+    [B, T, …].
+    """
     return site.endswith(("attn.scores", "attn.pattern"))
 
 
@@ -125,7 +134,9 @@ def is_square(site: str) -> bool:
 
 
 def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> None:
-    """Raises ValueError for names that are not sites of the model, with the nearest valid ones and a summary of all."""
+    """Raises ValueError for names that are not sites of the model, with the nearest
+    valid ones and a summary of all.
+    """
     L, H = config.layers, config.heads
     valid = replaceable(L, H) if replace else readable(L, H)
     unknown = [name for name in names if name not in valid]
@@ -154,8 +165,9 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
 def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop: int) -> tuple[str, ...]:
     """Returns the sites that `keep=` names, each once, in the order asked for.
 
-    Those that one pattern matches come in the order of computation. Raises ValueError for names that are no sites of
-    the model, and for patterns that match none in blocks `start` .. `stop − 1`.
+    Those that one pattern matches come in the order of computation. Raises ValueError
+    for names that are no sites of the model, and for patterns that match none in blocks
+    `start` .. `stop − 1`.
     """
     asked = (keep,) if isinstance(keep, str) else tuple(keep)
     names: dict[str, None] = {}
@@ -171,8 +183,9 @@ def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop:
 def named_sites(sites: Mapping[str, Site], config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
     """Returns `sites=` with a key for every site that its keys match.
 
-    A key without `*` goes before any pattern. Raises ValueError for names that are no sites of the model or can only
-    be read, for patterns that match none in blocks `start` .. `stop − 1`, and for two patterns that match one site.
+    A key without `*` goes before any pattern. Raises ValueError for names that are no
+    sites of the model or can only be read, for patterns that match none in blocks
+    `start` .. `stop − 1`, and for two patterns that match one site.
     """
     exact = {name: site for name, site in sites.items() if not _is_pattern(name)}
     check_names(exact, config, replace=True)
@@ -220,7 +233,8 @@ def is_reached(name: str, start: int, stop: int, layers: int) -> bool:
 
 
 def gather(x: jax.Array, read_at: jax.Array | np.ndarray | None, *, axis: int = 1) -> jax.Array:
-    """Reads x [B, T, ...] at columns [B] → [B, ...], or [B, P] → [B, P, ...]; all of x where `read_at` is None.
+    """Reads x [B, T, ...] at columns [B] → [B, ...], or [B, P] → [B, P, ...]; all of x
+    where `read_at` is None.
 
     `axis` is that of the columns where it is not the second; it becomes the second.
     """
@@ -234,18 +248,32 @@ def _gather(x: jax.Array, read_at: jax.Array | np.ndarray, *, axis: int) -> jax.
 
 
 def stream_sites(layers: int) -> tuple[str, ...]:
-    """The sites of h_0 .. h_L."""
+    """Returns the sites of h_0 .. h_L."""
     return ("embed", *(f"block.{i}" for i in range(layers)))
 
 
 def streams(model: Transformer) -> tuple[str, ...]:
-    """Returns the sites of h_0 .. h_L by layer: the embedding, then the stream after each block.
+    """Returns the sites of h_0 .. h_L by layer: the embedding, then the stream after
+    each block.
 
     `streams(model)[l]` is the site of layer l; layer 3 is `block.2`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> jmat.streams(model)[3]
+      'block.2'
     """
     return stream_sites(model.config.layers)
 
 
 def sites(model: Transformer) -> tuple[str, ...]:
-    """Returns all names that `keep=` takes for a model, in the order of computation."""
+    """Returns all names that `keep=` takes for a model, in the order of computation.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> jmat.sites(model)[-2:]
+      ('final_norm', 'logits')
+    """
     return tuple(readable(model.config.layers, model.config.heads))

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from jmat.models.edits import Context, apply_site, is_edit
 from jmat.models.sites import Site, gather, is_square
@@ -14,10 +14,12 @@ BLOCK = ""
 
 
 class Tap:
-    """Calls the parts of one block while it is traced: records what is kept, applies edits and stand-ins.
+    """Calls the parts of one block while it is traced: records what is kept, applies
+    edits and stand-ins.
 
-    `tap(name, part, x, *arguments)` is `part(x, *arguments)`, or what an edit makes of that, or `stand_in(x)` where
-    the site is replaced; the part is then never called and costs nothing.
+    `tap(name, part, x, *arguments)` is `part(x, *arguments)`, or what an edit makes of
+    that, or `stand_in(x)` where the site is replaced; the part is then never called and
+    costs nothing.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class Tap:
         name: str,
         part: Callable[..., jax.Array],
         x: jax.Array,
-        *arguments: Any,
+        *arguments: object,
         shape: tuple[int, ...] | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> jax.Array:
-        """Returns the value of a site; `shape` and `dtype` are the part's output's where they are not its input's."""
+        """Returns the value of a site; `shape` and `dtype` are the part's output's
+        where they are not its input's.
+        """
         self.read(f"{name}.in", x)
         with jax.named_scope(name or "block"):
             if name in self._sites:
@@ -56,12 +60,16 @@ class Tap:
         return self.read(name, y)
 
     def touches(self, *names: str) -> bool:
-        """Returns whether any of these sites, or a site whose name begins with one of them and a dot, is asked for."""
+        """Returns whether any of these sites, or a site whose name begins with one of
+        them and a dot, is asked for.
+        """
         beginnings = tuple(f"{name}." for name in names)
         return any(name in names or name.startswith(beginnings) for name in (*self._keep, *self._sites))
 
     def replaces(self, name: str) -> bool:
-        """Returns whether something stands in for a part, so that it need not be computed."""
+        """Returns whether something stands in for a part, so that it need not be
+        computed.
+        """
         return name in self._sites and not is_edit(self._sites[name])
 
     def read(self, name: str, value: jax.Array) -> jax.Array:
@@ -73,7 +81,8 @@ class Tap:
     def finish(self) -> dict[str, jax.Array]:
         """Returns the values that were kept, by name.
 
-        Raises ValueError for a site inside a part that is replaced, which was never reached.
+        Raises ValueError for a site inside a part that is replaced, which was never
+        reached.
         """
         unreached = (self._keep - self._kept.keys()) | (self._sites.keys() - self._used)
         if unreached:

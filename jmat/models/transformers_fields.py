@@ -24,10 +24,11 @@ NOTHING_IF_NULL = READ_UNDECLARED - {"is_causal"}
 
 @functools.cache
 def known_to_transformers(model_type: str) -> frozenset[str]:
-    """Returns the fields that a config of this type declares, inherits, understands by another name, or reads.
+    """Returns the fields that a config of this type declares, inherits, understands by
+    another name, or reads.
 
-    Imports transformers, which takes seconds where torch is installed: only asked where a config.json holds a field
-    that jmat does not know.
+    Imports transformers, which takes seconds where torch is installed: only asked where
+    a config.json holds a field that jmat does not know.
     """
     import transformers
 

@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import Formatter, FuncFormatter, Locator, LogFormatter, NullFormatter
 
@@ -16,7 +16,9 @@ _UNITS = {"surprisal": "nats", "kl": "nats", "cross_entropy": "nats"}
 
 
 class LayerLocator(Locator):
-    """Puts a tick at every whole number where there is room, else at every second, third, …; always at the last."""
+    """Puts a tick at every whole number where there is room, else at every second,
+    third, …; always at the last.
+    """
 
     def __init__(self) -> None:
         self._size = FontProperties(size=mpl.rcParams["xtick.labelsize"]).get_size_in_points()
@@ -25,8 +27,11 @@ class LayerLocator(Locator):
         return self.tick_values(*self.axis.get_view_interval())  # type: ignore[union-attr]
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
-        """Returns the places of the ticks, from the first to the last whole number that is drawn."""
-        axis: Any = self.axis
+        """Returns the places of the ticks, from the first to the last whole number that
+        is drawn.
+        """
+        axis = self.axis
+        assert isinstance(axis, XAxis | YAxis)
         panel, across = axis.axes, axis.axis_name == "x"
         low, high = sorted(panel.dataLim.intervalx if across else panel.dataLim.intervaly)
         if not math.isfinite(high - low):
@@ -34,8 +39,10 @@ class LayerLocator(Locator):
         first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
         letters = len(axis.get_major_formatter()(last, 0))
         wanted = self._size * (0.62 * letters + 0.4 if across else 1.25)
+        figure = panel.get_figure(root=True)
+        assert figure is not None
         length = panel.bbox.width if across else panel.bbox.height
-        room = length * 72 / panel.get_figure(root=True).dpi / max(abs(vmax - vmin), 1e-9)  # points between layers
+        room = length * 72 / figure.dpi / max(abs(vmax - vmin), 1e-9)  # points between layers
         step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 25) if s * room >= wanted), last + 1)
         places = [float(place) for place in range(first, last, step) if (last - place) * room >= wanted]
         return [*places, float(last)]
@@ -48,7 +55,9 @@ def layer_axis(panel: Axes, *, x_offset: int = 0) -> None:
 
 
 def pair_axes(panel: Axes) -> None:
-    """Puts the ticks of both axes of a heat map at layers: rows from 0, columns from 1 on."""
+    """Puts the ticks of both axes of a heat map at layers: rows from 0, columns from 1
+    on.
+    """
     layer_axis(panel, x_offset=1)
     panel.yaxis.set_major_locator(LayerLocator())
     panel.yaxis.set_major_formatter(_number(0))
@@ -66,7 +75,9 @@ def perplexity_axis(panel: Axes) -> None:
 
 
 def plain_log_axis(panel: Axes) -> None:
-    """Makes the y axis logarithmic, with 0.01 in place of a power of ten, whose exponent is small type."""
+    """Makes the y axis logarithmic, with 0.01 in place of a power of ten, whose
+    exponent is small type.
+    """
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(plain_number())
     panel.yaxis.set_minor_formatter(NullFormatter())
@@ -83,7 +94,9 @@ def is_share(metric: str) -> bool:
 
 
 def metric_axis(panel: Axes, metric: str) -> None:
-    """Sets the y axis to what suits a metric: shares lie in [0, 1], others begin at 0 where that is near."""
+    """Sets the y axis to what suits a metric: shares lie in [0, 1], others begin at 0
+    where that is near.
+    """
     if is_share(metric):
         panel.set_ylim(max(min(0, panel.dataLim.y0), -1), 1.02)
     elif metric == "perplexity":
@@ -95,7 +108,9 @@ def metric_axis(panel: Axes, metric: str) -> None:
 
 
 def clear_inner_labels(grid: Sequence[Sequence[Axes]], scales: Mapping[Axes, str]) -> None:
-    """Removes what the panel below or to the left says already: words below, and numbers of the same scale."""
+    """Removes what the panel below or to the left says already: words below, and
+    numbers of the same scale.
+    """
     for row in grid:
         for left, panel in itertools.pairwise(row):
             if scales[left] and scales[left] == scales[panel]:

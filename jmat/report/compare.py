@@ -1,16 +1,28 @@
 """Draws the figure of a study for several runs side by side: two models, or two settings."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, Unpack, runtime_checkable
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jmat.report.axes import clear_inner_labels, plain_number
-from jmat.report.drawing import Picture, Width, add_legend, draw_style, fit_height, legend_keys, width_in_inches
+from jmat.report.drawing import (
+    Drawing,
+    Picture,
+    Width,
+    add_legend,
+    draw_style,
+    fit_height,
+    legend_keys,
+    width_in_inches,
+)
 from jmat.report.names import model_name, plain
+from jmat.report.rows import Content, Row
+from jmat.runtime.annotations import Fields
 
 Plot = Callable[..., Figure]
 
@@ -20,22 +32,22 @@ class Run(Protocol):
     """Describes what a run must offer; `jmat.report.results.Results` does."""
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Fields:
         """Returns the settings, with `model`."""
         ...
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Returns the figures."""
         ...
 
-    def plot(self, name: str | None = None, **drawing: Any) -> Figure:
+    def plot(self, name: str | None = None, **drawing: Unpack[Drawing]) -> Figure:
         """Returns a figure."""
         ...
 
 
 def compare(
-    runs: Sequence[Run | Mapping[str, Any]],
+    runs: Sequence[Run | Content],
     plot: Plot | str | None = None,
     *,
     names: Sequence[str] | None = None,
@@ -50,14 +62,16 @@ def compare(
 
     Args:
       runs: results of studies, or what `read_results` returns.
-      plot: name of the figure, by default the first; for `read_results` the plot function.
+      plot: name of the figure, by default the first; for `read_results` the plot
+        function.
       names: a heading a run; default: the names of the models.
       panels: which panels of the figure; default: all.
       title: stands above the figure.
       width: "column", "page" or inches; None: as wide as suits a screen.
 
     Raises:
-      ValueError: there is no run, or a name too many or too few; no plot function; no such panel.
+      ValueError: there is no run, or a name too many or too few; no plot function; no
+        such panel.
     """
     if not runs:
         raise ValueError("there is no run to draw; give a list of results.")
@@ -75,7 +89,7 @@ def compare(
         figure = Picture(figsize=(wide, high * len(panels)), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(len(panels), len(runs), squeeze=False)
-        keys: dict[str, Any] = {}
+        keys: dict[str, Artist] = {}
         rows: list[list[Axes]] = [list(row) for row in grid]
         for row, panel in zip(rows, panels, strict=True):
             for ax, draw_run in zip(row, drawn, strict=True):
@@ -94,15 +108,15 @@ def compare(
     return figure
 
 
-def _heading(run: Run | Mapping[str, Any]) -> str:
-    return model_name(run if isinstance(run, Mapping) else {"config": run.config})
+def _heading(run: Run | Content) -> str:
+    return model_name({"config": run.config} if isinstance(run, Run) else run)
 
 
-def _plot_of(run: Run | Mapping[str, Any], plot: Plot | str | None) -> Plot:
+def _plot_of(run: Run | Content, plot: Plot | str | None) -> Plot:
     """Returns the function that draws a run."""
-    if not isinstance(run, Mapping):
+    if isinstance(run, Run):
         if callable(plot):
-            content = {"config": dict(run.config), "rows": run.rows}
+            content: Content = {"config": run.config, "rows": run.rows}
             return lambda **drawing: plot(content, **drawing)
         return lambda **drawing: run.plot(plot, **drawing)
     if not callable(plot):
@@ -110,7 +124,7 @@ def _plot_of(run: Run | Mapping[str, Any], plot: Plot | str | None) -> Plot:
     return lambda **drawing: plot(run, **drawing)
 
 
-def _take_legend(ax: Axes) -> dict[str, Any]:
+def _take_legend(ax: Axes) -> dict[str, Artist]:
     """Removes the legend of axes, and returns its samples by their words."""
     legend = ax.get_legend()
     if legend is None:

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -21,7 +22,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
 from jmat.report.axes import clear_inner_labels, plain_number
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 from jmat.runtime.files import save_atomically
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches, as in most two-column papers
@@ -29,7 +30,8 @@ FORMATS = ("png", "pdf", "svg")
 BAND = "band: 95 % interval"
 _NARROWEST, _WIDEST = 2.0, 40.0
 _LEGEND_LINE, _TITLE_LINE = 0.18, 0.2  # inches
-_STYLE: Any = {  # matplotlib types every key of it
+Style = dict[Any, Any]  # matplotlib lists every key, and has no name for the type of all
+_STYLE: Style = {
     "axes.edgecolor": "0.4",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,8 +56,10 @@ class Drawing(TypedDict, total=False):
     """Holds what every plot function takes by keyword.
 
     Attributes:
-      title: stands above the figure; "" for none, as papers have it; None: the function's own.
-      width: "column" (3.25 inches), "page" (6.75) or inches; None: as wide as suits a screen.
+      title: stands above the figure; "" for none, as papers have it; None: the
+        function's own.
+      width: "column" (3.25 inches), "page" (6.75) or inches; None: as wide as suits a
+        screen.
       ax: axes of a figure of yours to draw into; one panel fits, see `panel`.
       panel: name of the only panel to draw, such as "precision@1"; None: all of them.
     """
@@ -67,7 +71,9 @@ class Drawing(TypedDict, total=False):
 
 
 def titled(drawing: Drawing, title: str) -> Drawing:
-    """Returns the arguments of a plot function with its own title, where none is given and the figure is its own."""
+    """Returns the arguments of a plot function with its own title, where none is given
+    and the figure is its own.
+    """
     if drawing.get("title") is not None or drawing.get("ax") is not None:
         return drawing
     return {**drawing, "title": title}
@@ -78,9 +84,11 @@ class Panel:
     """Holds what one panel of a figure shows.
 
     Attributes:
-      fill: draws into axes; returns what a colour bar explains, if there is such a thing.
+      fill: draws into axes; returns what a colour bar explains, if there is such a
+        thing.
       keys: samples of lines for the legend.
-      scale: panels side by side that name the same scale share the numbers of the left one.
+      scale: panels side by side that name the same scale share the numbers of the left
+        one.
     """
 
     fill: Callable[[Axes], ScalarMappable | None]
@@ -108,7 +116,7 @@ class Layout:
 
 
 class Picture(Figure):
-    """A figure that notebooks show, whether or not they have loaded pyplot."""
+    """Shows itself in notebooks, whether or not they have loaded pyplot."""
 
     def _repr_png_(self) -> bytes:
         return picture_bytes(self)
@@ -123,7 +131,8 @@ def draw(
     ax: Axes | None = None,
     panel: str | None = None,
 ) -> Figure:
-    """Returns a figure with panels, a legend below them, and a title above; changes no state of matplotlib.
+    """Returns a figure with panels, a legend below them, and a title above; changes no
+    state of matplotlib.
 
     Args:
       panels: name → panel.
@@ -131,8 +140,8 @@ def draw(
       title, width, ax, panel: see `Drawing`.
 
     Raises:
-      ValueError: there is no panel of that name; a width that is none; a width or several panels
-        for axes.
+      ValueError: there is no panel of that name; a width that is none; a width or
+        several panels for axes.
     """
     if panel is not None:
         if panel not in panels:
@@ -190,10 +199,16 @@ def _draw_new(panels: Mapping[str, Panel], layout: Layout, title: str | None, in
     scales = {ax: panel.scale for ax, (_, panel) in places}
     clear_inner_labels([[ax for ax in row if ax in scales] for row in grid], scales)
     if layout.colour_bar and mappables[-1] is not None:
-        below: Any = {"location": "bottom", "pad": 0.01} if columns == 1 and rows > 1 else {"pad": 0.02}
+        is_below = columns == 1 and rows > 1
         panels_only = [ax for ax, _ in places]
         figure.colorbar(
-            mappables[-1], ax=panels_only, label=layout.colour_bar, shrink=0.85, format=plain_number(), **below
+            mappables[-1],
+            ax=panels_only,
+            label=layout.colour_bar,
+            shrink=0.85,
+            format=plain_number(),
+            location="bottom" if is_below else None,
+            pad=0.01 if is_below else 0.02,
         )
     keys = {str(key.get_label()): key for _, (_, panel) in places for key in panel.keys}
     add_legend(figure, [*keys.values(), *_band_key([each for ax, _ in places for each in ax.collections])])
@@ -204,7 +219,9 @@ def _draw_new(panels: Mapping[str, Panel], layout: Layout, title: str | None, in
 
 
 def width_in_inches(width: Width) -> float | None:
-    """Returns a width in inches; None for that of a screen. Raises ValueError for one that is none."""
+    """Returns a width in inches; None for that of a screen. Raises ValueError for one
+    that is none.
+    """
     if width is None:
         return None
     inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
@@ -216,14 +233,16 @@ def width_in_inches(width: Width) -> float | None:
     return inches
 
 
-def draw_style(inches: float | None) -> Any:
-    """Returns matplotlib's settings: type of 9 points on a screen, and of 8 and 7.5 in a paper."""
+def draw_style(inches: float | None) -> Style:
+    """Returns matplotlib's settings: type of 9 points on a screen, and of 8 and 7.5 in
+    a paper.
+    """
     text, small = (9.0, 9.0) if inches is None else (8.0, 7.5)
     sizes = {"font.size": text, "axes.labelsize": text, "axes.titlesize": text + 0.5, "legend.fontsize": text}
     return _STYLE | sizes | {"xtick.labelsize": small, "ytick.labelsize": small}
 
 
-def add_legend(figure: Figure, keys: Sequence[Line2D]) -> None:
+def add_legend(figure: Figure, keys: Sequence[Artist]) -> None:
     """Puts one legend for all panels below them, in as many lines as it takes."""
     if not keys:
         return
@@ -240,7 +259,9 @@ def add_legend(figure: Figure, keys: Sequence[Line2D]) -> None:
 
 
 def fit_height(figure: Figure, panels: float) -> None:
-    """Makes a figure as high as its panels, in inches, its legends and its title together."""
+    """Makes a figure as high as its panels, in inches, its legends and its title
+    together.
+    """
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     dots = sum(legend.get_window_extent(renderer).height for legend in figure.legends)
     title = figure._suptitle  # type: ignore[attr-defined]
@@ -249,7 +270,9 @@ def fit_height(figure: Figure, panels: float) -> None:
 
 
 def line(panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: Look, **style: Any) -> None:
-    """Draws a line through the rows' values, in a band from `low` to `high` where they have them."""
+    """Draws a line through the rows' values, in a band from `low` to `high` where they
+    have them.
+    """
     colour, marker = look
     style = {"linestyle": "-", "markeredgewidth": 0, **style}
     panel.plot(x, [row["value"] for row in rows], color=colour, marker=marker, **style)
@@ -264,16 +287,17 @@ def key(name: str, look: Look, **style: Any) -> Line2D:
     return Line2D([], [], color=look[0], marker=look[1], label=name, **{"markeredgewidth": 0, **style})
 
 
-def _band_key(collections: Sequence[Any]) -> list[Line2D]:
+def _band_key(collections: Sequence[Artist]) -> list[Line2D]:
     """Returns a sample of a band, where there is one."""
     if not any(isinstance(each, PolyCollection) and each.get_gid() == "band" for each in collections):
         return []
     return [Line2D([], [], color="0.5", alpha=0.35, linewidth=6, solid_capstyle="butt", label=BAND)]
 
 
-def legend_keys(legend: Legend) -> dict[str, Any]:
+def legend_keys(legend: Legend) -> dict[str, Artist]:
     """Returns the samples of a legend by their words."""
-    return {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+    samples = zip(legend.get_texts(), legend.legend_handles, strict=True)
+    return {text.get_text(): sample for text, sample in samples if sample is not None}
 
 
 def save_figure(figure: Figure, path: str | pathlib.Path) -> None:
@@ -306,7 +330,7 @@ def picture_bytes(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _write(figure: Figure, file: Any, kind: str) -> None:
+def _write(figure: Figure, file: pathlib.Path | io.BytesIO, kind: str) -> None:
     narrow = figure.get_figwidth() <= WIDTHS["page"]  # a paper's: printed, and not shown
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with mpl.rc_context(draw_style(figure.get_figwidth() if narrow else None)):  # ticks are made when it is written

@@ -2,7 +2,9 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from jmat.report.rows import Content
+from jmat.runtime.annotations import Fields
 
 # Code name → its words in a legend. Kinds that take a number, such as `ridge:0.01`, are named by what stands before it.
 MAPS = {
@@ -64,7 +66,7 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def model_name(results: Mapping[str, Any]) -> str:
+def model_name(results: Content | Fields) -> str:
     """Returns the name of a run's model for a title: of a path the last two parts."""
     return short_path(str(results.get("config", {}).get("model", "")))
 
@@ -75,7 +77,9 @@ def short_path(name: str) -> str:
 
 
 def short_paths(names: Sequence[str], least: int) -> list[str]:
-    """Returns as many of the last parts of every path as tell all apart, at least so many."""
+    """Returns as many of the last parts of every path as tell all apart, at least so
+    many.
+    """
     paths = [pathlib.PurePath(name).parts for name in names]
     longest = max(map(len, paths), default=0)
     count = next((n for n in range(least, longest) if len({path[-n:] for path in paths}) == len(paths)), longest)

@@ -4,11 +4,12 @@ A row without a value says why; a row with a value says what it does not show, s
 predicts the same whatever it reads.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from numpy import ndarray
+
+from jmat.report.rows import Row
 
 NO_INTERVAL = "there is no interval: it takes two sentences at least, between which figures vary"
 OVERFLOWS = "the figure is infinite, or not a number: the scores overflow, or the weights are damaged"
@@ -32,10 +33,11 @@ _AND = "; also: "  # between two notes of one row
 
 def estimate(
     value: float | np.floating | ndarray, low: float | np.floating | ndarray, high: float | np.floating | ndarray
-) -> dict[str, Any]:
+) -> Row:
     """Returns the fields `value`, `low` and `high` of a row.
 
-    A note stands in place of an interval that is not there (NaN), and beside a value that is not finite, which is None.
+    A note stands in place of an interval that is not there (NaN), and beside a value
+    that is not finite, which is None.
     """
     if not np.isfinite(value):
         return {"value": None, "note": OVERFLOWS}
@@ -44,22 +46,26 @@ def estimate(
     return {"value": float(value), "low": float(low), "high": float(high)}
 
 
-def with_note(row: Mapping[str, Any], note: str | None) -> dict[str, Any]:
+def with_note(row: Row, note: str | None) -> Row:
     """Returns the row with one more note; as it is where there is none."""
     if not note or note in row.get("note", ""):
         return dict(row)
     return {**row, "note": f"{row['note']}{_AND}{note}" if row.get("note") else note}
 
 
-def noted(rows: Iterable[Mapping[str, Any]], note: str | None) -> list[dict[str, Any]]:
-    """Returns the rows, those of agreement with a model's predictions (`AGREEMENT`) with one more note."""
+def noted(rows: Iterable[Row], note: str | None) -> list[Row]:
+    """Returns the rows, those of agreement with a model's predictions (`AGREEMENT`)
+    with one more note.
+    """
     return [with_note(row, note) if row["metric"].startswith(AGREEMENT) else dict(row) for row in rows]
 
 
-def format_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns every note of the rows once, in their order, with the number of rows that have no value for it."""
+def format_notes(rows: Iterable[Row]) -> list[str]:
+    """Returns every note of the rows once, in their order, with the number of rows that
+    have no value for it.
+    """
     rows = list(rows)
-    noted_rows: dict[str, list[Mapping[str, Any]]] = {}
+    noted_rows: dict[str, list[Row]] = {}
     for row in rows:
         for note in row["note"].split(_AND) if row.get("note") else ():
             noted_rows.setdefault(note, []).append(row)
@@ -70,7 +76,7 @@ def format_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _which(rows: Iterable[Mapping[str, Any]]) -> str:
+def _which(rows: Iterable[Row]) -> str:
     """Returns the first maps and layers of some rows, in brackets."""
     names = [f"{row['map']} from layer {row['layer']}" for row in rows if "map" in row and "layer" in row]
     distinct = list(dict.fromkeys(names))

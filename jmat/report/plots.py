@@ -7,7 +7,7 @@ Every plot function takes `title`, `width`, `ax` and `panel`: see `jmat.report.d
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ from jmat.report.compare import compare as compare
 from jmat.report.drawing import Drawing, Layout, Look, Panel, Picture, draw, key, line
 from jmat.report.drawing import save_figure as save_figure
 from jmat.report.names import MAPS, STREAMS, metric_name, readable
-from jmat.report.tables import Row
+from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the
@@ -35,7 +35,7 @@ _LOOKS: dict[str, Look] = {
 _SPARE_COLOURS = ("#56B4E9", "#000000", "#999999", "#882255")
 _SPARE_MARKERS = ("P", "X", "<", ">", "*", "h", "p")
 # Confidence of an early exit → the key of a row's setting, line style, and its words in the legend.
-_EXITS: dict[str, tuple[str, Any, str]] = {
+_EXITS: dict[str, tuple[str, Literal["-", "--", ":"], str]] = {
     "gap": ("lambda", "-", "dynamic exit"),
     "gap_cheap": ("lambda_cheap", "--", "dynamic, cheap check"),
     "fixed": ("layer", ":", "fixed exit"),
@@ -44,21 +44,25 @@ _COSTS = {"layers": "mean blocks run", "flops_ratio": "FLOPs, as a share of the 
 _LEVEL = 0.95
 
 
-def plot_layer_jump(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and surprisal."""
+def plot_layer_jump(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and
+    surprisal.
+    """
     return plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), **drawing)
 
 
 def plot_by_layer(
-    results: Mapping[str, Any],
+    results: Content,
     metrics: Sequence[str],
     *,
     names: Mapping[str, str] = MAPS,
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """Draws one panel a metric: source layer 0..L across, one line a map, with its interval as a band.
+    """Draws one panel a metric: source layer 0..L across, one line a map, with its
+    interval as a band.
 
-    Rows with a `layer` and a `target` are drawn; those of single heads (`mat_head.3`) are left out.
+    Rows with a `layer` and a `target` are drawn; those of single heads (`mat_head.3`)
+    are left out.
 
     Args:
       results: what results.json holds.
@@ -94,8 +98,9 @@ def _layer_panel(metric: str, rows: Sequence[Row], looks: Mapping[str, Look], na
     return Panel(fill, keys, scale="share" if is_share(metric) else "")
 
 
-def plot_r2(results: Mapping[str, Any], *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
-    """Draws a heat map a map: source layer i down, target j across, r2 in colour and, if it fits, in digits.
+def plot_r2(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
+    """Draws a heat map a map: source layer i down, target j across, r2 in colour and,
+    if it fits, in digits.
 
     The panels are called `mat` and `id`.
 
@@ -163,8 +168,9 @@ def _digits(grid: np.ndarray, room: float) -> dict[tuple[int, int], str]:
     return {}
 
 
-def plot_early_exit(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws precision@1 against mean blocks run, and against FLOPs: dynamic, cheap and fixed exits of `mat` and `id`.
+def plot_early_exit(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws precision@1 against mean blocks run, and against FLOPs: dynamic, cheap and
+    fixed exits of `mat` and `id`.
 
     The panels are called `layers` and `flops_ratio`.
 
@@ -212,7 +218,9 @@ def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> t
 
 
 def map_looks(rows: Sequence[Row], names: Sequence[str] = ()) -> dict[str, Look]:
-    """Returns colour and marker of every map that occurs (of `names`, if given): known maps first, in their order."""
+    """Returns colour and marker of every map that occurs (of `names`, if given): known
+    maps first, in their order.
+    """
     occurring = list(dict.fromkeys(row["map"] for row in rows if not names or row["map"] in names))
     unknown = [name for name in occurring if name not in _LOOKS]
     spare = {

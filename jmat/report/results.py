@@ -15,7 +15,7 @@ import pathlib
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack, cast
 
 import jax
 import numpy as np
@@ -25,7 +25,8 @@ from jmat.maps.compact import Map
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.report.drawing import Drawing, Width, check_format, save_figure, width_in_inches
 from jmat.report.notes import format_notes
-from jmat.report.tables import Row
+from jmat.report.rows import Content, Row
+from jmat.runtime.annotations import Fields
 from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
 from jmat.runtime.json_files import read_json_object
@@ -56,21 +57,23 @@ class Results:
         interval, `low` and `high`; `pandas.DataFrame(results.rows)` is a tidy table.
       config: the settings of the study, with `model`, the model's name.
       model_hash: fingerprint of the model's weights, or of several models by name.
-      text: what was read: its source, and fingerprints of what was fitted and evaluated on.
+      text: what was read: its source, and fingerprints of what was fitted and evaluated
+        on.
       maps: the maps that were fitted, by their names in files, such as `mat.3.8`.
       maps_info: which model and text the maps come from; None where there are no maps.
-      figures: file name → function that draws it from what results.json holds, and that takes
-        what `jmat.report.drawing.Drawing` lists.
+      figures: file name → function that draws it from what results.json holds, and that
+        takes what `jmat.report.drawing.Drawing` lists.
       tables: returns the tables of the rows, as text.
       files: names of further files → function that writes them into a folder.
-      remarks: sentences below the tables that are of no row, such as the machine of a clock.
+      remarks: sentences below the tables that are of no row, such as the machine of a
+        clock.
     """
 
     experiment: str
-    rows: list[dict[str, Any]]
-    config: Mapping[str, Any]
+    rows: list[Row]
+    config: Fields
     model_hash: str | Mapping[str, str] | None = None
-    text: Mapping[str, Any] | None = None
+    text: Fields | None = None
     maps: Mapping[str, Map] = dataclasses.field(default_factory=dict)
     maps_info: MapsInfo | None = None
     figures: Mapping[str, Callable[..., Figure]] = dataclasses.field(default_factory=dict)
@@ -82,11 +85,14 @@ class Results:
         object.__setattr__(self, "rows", [_plain_row(index, row) for index, row in enumerate(self.rows)])
 
     def table(self) -> str:
-        """Returns the figures as tables of plain text, and the notes and remarks on them."""
+        """Returns the figures as tables of plain text, and the notes and remarks on
+        them.
+        """
         return "\n".join([self.tables(self.rows).rstrip("\n"), *format_notes(self.rows), *self.remarks])
 
     def plot(self, name: str | None = None, **drawing: Unpack[Drawing]) -> Figure:
-        """Draws a figure: by its file name, with or without the ending; by default the first.
+        """Draws a figure: by its file name, with or without the ending; by default the
+        first.
 
             results.plot(width="column", title="")
             results.plot("layer_jump", panel="precision@1", ax=axes[0])
@@ -96,8 +102,8 @@ class Results:
           drawing: title, width, axes and panel, see `jmat.report.drawing.Drawing`.
 
         Raises:
-          ValueError: there is no figure of that name, or nothing to draw in it; an argument that
-            does not fit it.
+          ValueError: there is no figure of that name, or nothing to draw in it; an
+            argument that does not fit it.
         """
         files = {pathlib.PurePath(file).stem: file for file in self.figures}
         file = next(iter(self.figures), None) if name is None else files.get(pathlib.PurePath(name).stem)
@@ -114,16 +120,17 @@ class Results:
         before: Callable[[str], object] = ignore_message,
         say: Callable[[str], object] = ignore_message,
     ) -> list[str]:
-        """Writes results.json, maps, figures and all further files into a folder, each whole or not at all.
+        """Writes results.json, maps, figures and all further files into a folder, each
+        whole or not at all.
 
         Args:
           folder: is made where it is missing.
           figure_format: png, pdf or svg.
-          width: of the figures: "column" (3.25 inches), "page" (6.75) or inches; None: as wide
-            as suits a screen.
+          width: of the figures: "column" (3.25 inches), "page" (6.75) or inches; None:
+            as wide as suits a screen.
           before: is called with the name of each file before it is written.
-          say: is called with a sentence about a figure that is left out, because there is
-            nothing to draw in it.
+          say: is called with a sentence about a figure that is left out, because there
+            is nothing to draw in it.
 
         Returns:
           The names of the files.
@@ -156,7 +163,7 @@ class Results:
                 say(f"{name} is left out: {error}")
         return [*written, *(name for names in files for name in names)]
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> Content:
         """Returns what figures are drawn from."""
         return {"experiment": self.experiment, "config": dict(self.config), "rows": self.rows}
 
@@ -179,30 +186,31 @@ def figure_file(name: str, figure_format: str) -> str:
 def write_results(
     out: str | pathlib.Path,
     experiment: str,
-    config: Mapping[str, Any],
+    config: Fields,
     rows: Sequence[Row],
     *,
     model_hash: str | Mapping[str, str] | None = None,
-    text: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    text: Fields | None = None,
+) -> Content:
     """Writes `OUT/results.json`, whole or not at all, and returns what it holds.
 
     Args:
-        out: the output folder.
-        experiment: its name.
-        config: its flags.
-        rows: the figures.
-        model_hash: fingerprint of the model's weights, or of several models by name; None
-            where no checkpoint was read.
-        text: the text that was read: where it came from, and fingerprints of what was
-            fitted and evaluated on; None where no text was read.
+      out: the output folder.
+      experiment: its name.
+      config: its flags.
+      rows: the figures.
+      model_hash: fingerprint of the model's weights, or of several models by name; None
+        where no checkpoint was read.
+      text: the text that was read: where it came from, and fingerprints of what was
+        fitted and evaluated on; None where no text was read.
 
     Raises:
-        ValueError: a row has no metric or value, is not flat, or holds a number that is not finite. Where there is no
-            value to give, a row says `"value": None`, and why in `"note"`.
-        OSError: the file cannot be written.
+      ValueError: a row has no metric or value, is not flat, or holds a number that is
+        not finite. Where there is no value to give, a row says `"value": None`, and why
+        in `"note"`.
+      OSError: the file cannot be written.
     """
-    results: dict[str, Any] = {
+    results: Content = {
         "experiment": experiment,
         "config": dict(config),
         "environment": environment(),
@@ -217,15 +225,15 @@ def write_results(
     return json.loads(content)
 
 
-def read_results(out: str | pathlib.Path) -> dict[str, Any]:
+def read_results(out: str | pathlib.Path) -> Content:
     """Reads the results.json of a run.
 
     Args:
       out: the output folder of a script, or one that `Results.save` wrote.
 
     Returns:
-      The content: `experiment`, `config` (the settings), `environment` (versions and devices),
-      `model_hash`, `text`, and `rows`, one flat dict a figure.
+      The content: `experiment`, `config` (the settings), `environment` (versions and
+      devices), `model_hash`, `text`, and `rows`, one flat dict a figure.
 
     Raises:
       FileNotFoundError: the folder has none.
@@ -234,11 +242,11 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
     Examples:
       >>> import jmat
       >>> model, tokenizer = jmat.load("gpt2-docs")
-      >>> texts = [f"The function number {i} returns a list of {i % 7} values." for i in range(40)]
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
       >>> shortcut = jmat.Shortcut(7, 8, jmat.Identity())
-      >>> _ = jmat.evaluate(model, texts, {"id": shortcut}, tokenizer=tokenizer).save("my_run")
-      >>> len(jmat.read_results("my_run")["rows"]) > 0  # pandas.DataFrame(…["rows"]) is a table
-      True
+      >>> results = jmat.evaluate(model, texts, {"id": shortcut}, tokenizer=tokenizer)
+      >>> files = results.save("my_run")
+      >>> rows = jmat.read_results("my_run")["rows"]  # pandas.DataFrame(rows) is a table
     """
     path = pathlib.Path(out) / "results.json"
     try:
@@ -254,7 +262,7 @@ def read_results(out: str | pathlib.Path) -> dict[str, Any]:
             f"{path} is damaged, or was edited: its rows are not those that were written. Run the experiment again, or "
             'leave out "rows_sha256" to read them as they are.'
         )
-    return results
+    return cast(Content, results)
 
 
 def _digest(rows: Sequence[Row]) -> str:
@@ -262,8 +270,10 @@ def _digest(rows: Sequence[Row]) -> str:
     return hashlib.sha256(json.dumps(list(rows), default=str).encode()).hexdigest()
 
 
-def environment() -> dict[str, Any]:
-    """Returns the versions that figures depend on, the processor, and the devices by kind."""
+def environment() -> Fields:
+    """Returns the versions that figures depend on, the processor, and the devices by
+    kind.
+    """
     versions = {package: package_version(package) for package in _PACKAGES}
     devices = Counter(device.device_kind for device in jax.devices())
     return versions | {
@@ -284,8 +294,8 @@ def _cpu() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def _plain_row(index: int, row: Row) -> dict[str, Any]:
-    """The row with Python's own numbers, checked."""
+def _plain_row(index: int, row: Row) -> Row:
+    """Returns the row with Python's own numbers, checked."""
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in row.items()}
     if "metric" not in plain or "value" not in plain:
         raise ValueError(f"row {index} has no metric or no value: {plain}")
@@ -299,5 +309,5 @@ def _plain_row(index: int, row: Row) -> dict[str, Any]:
     return plain
 
 
-def _to_json(content: Any) -> str:
+def _to_json(content: Content) -> str:
     return json.dumps(content, indent=1, allow_nan=False, default=str) + "\n"

@@ -1,10 +1,11 @@
 """Prints rows of results as tables of plain text."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-Row = Mapping[str, Any]
+from jmat.report.rows import Row
+
+Value = str | int | float | None  # of a field of a row
 
 
 def format_table(
@@ -16,17 +17,19 @@ def format_table(
     intervals: bool = False,
     width: int = 100,
 ) -> str:
-    """Rows as plain text: values of `index` down, those of `columns` across under grouped headings.
+    """Returns rows as plain text: values of `index` down, those of `columns` across
+    under grouped headings.
 
-    A table wider than `width` characters is continued below. Layers are 0-based, as everywhere.
+    A table wider than `width` characters is continued below. Layers are 0-based, as
+    everywhere.
 
     Args:
-        rows: those without `index` or one of `columns` are left out.
-        index: a key of the rows.
-        columns: keys of the rows, the outermost heading first.
-        metrics: which to show, in this order; default all.
-        intervals: show `[low, high]` behind each value that has them.
-        width: characters a line.
+      rows: those without `index` or one of `columns` are left out.
+      index: a key of the rows.
+      columns: keys of the rows, the outermost heading first.
+      metrics: which to show, in this order; default all.
+      intervals: show `[low, high]` behind each value that has them.
+      width: characters a line.
     """
     needed = {index, *columns, "value"}
     shown = [row for row in rows if needed <= row.keys() and (metrics is None or row.get("metric") in metrics)]
@@ -59,16 +62,19 @@ def format_table(
     return "\n\n".join(tables)
 
 
-def _in_order(values: Sequence[Any], order: Sequence[Any] | None) -> list[Any]:
-    """Distinct values: in the given order, else numbers rising, else as they first appear."""
+def _in_order(values: Sequence[Value], order: Sequence[Value] | None) -> list[Value]:
+    """Returns distinct values: in the given order, else numbers rising, else as they
+    first appear.
+    """
     distinct = list(dict.fromkeys(values))
     if order is not None:
         return [value for value in order if value in distinct]
-    return sorted(distinct) if all(isinstance(value, int | float) for value in distinct) else distinct
+    numbers = [value for value in distinct if isinstance(value, int | float)]
+    return [*sorted(numbers)] if len(numbers) == len(distinct) else distinct
 
 
-def _spans(heads: Sequence[tuple[Any, ...]], level: int, cell: int) -> str:
-    """One line of outer headings, each over the columns that share it."""
+def _spans(heads: Sequence[tuple[Value, ...]], level: int, cell: int) -> str:
+    """Returns one line of outer headings, each over the columns that share it."""
     line, previous = "", None
     for position, head in enumerate(heads):
         if head[: level + 1] != previous:
@@ -88,5 +94,5 @@ def _number(value: float | int) -> str:
     return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.2e}"
 
 
-def _label(value: Any) -> str:
+def _label(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

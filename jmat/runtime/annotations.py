@@ -18,8 +18,17 @@ else:
             return Any
 
 
+# Arguments that several calls share: mypy cannot tell which of them each value is for.
+Keywords = dict[str, Any]
+
 PyTree = Any  # arrays in containers in containers, which no type of Python describes
 
-# A JSON object, as json.loads returns it or json.dumps takes it; the readers of a key know what it holds.
+# Of PyTorch and of transformers on it: optional packages, whose types are not there where they are not installed.
+TorchTensor = Any
+TorchModel = Any
+
+# A value out of a JSON file, whose type its reader checks; and an object, as json.loads returns it or json.dumps
+# takes it, whose keys' readers know what they hold.
+JsonValue = Any
 JsonObject = dict[str, Any]
 Fields = Mapping[str, Any]  # a JSON object that is only read

@@ -2,12 +2,13 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jmat.runtime.annotations import PyTree
 from jmat.runtime.digests import model_hash
 
 State = TypeVar("State")
@@ -17,13 +18,17 @@ _CHUNK = 2**26  # bytes that are compressed at once
 
 
 def open_checkpoints(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:
-    """The manager of the checkpoints in `folder`; the last `keep` stay, each written whole or not at all."""
+    """Opens the manager of the checkpoints in `folder`; the last `keep` stay, each
+    written whole or not at all.
+    """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
     return ocp.CheckpointManager(folder.resolve(), options=options)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: Any) -> None:
-    """Saves all arrays of a state, by path. Returns once they are copied; the writing goes on in the background."""
+def save(manager: ocp.CheckpointManager, step: int, state: PyTree) -> None:
+    """Saves all arrays of a state, by path. Returns once they are copied; the writing
+    goes on in the background.
+    """
     if manager.latest_step() != step:
         arrays = _by_path(state)
         chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
@@ -35,13 +40,14 @@ def restore(
 ) -> State:
     """Returns the newest checkpoint, or that of a step; `state` where there is none.
 
-    It is placed as the arrays of `state` are; where those are numpy's, it is in numpy arrays. Where the state has a
-    `step` that is not the checkpoint's, somebody has renamed or copied it; where its arrays are not those that were
-    saved, a file is damaged. Then the newest is left out with a line to `say`, and deleted.
+    It is placed as the arrays of `state` are; where those are numpy's, it is in numpy
+    arrays. Where the state has a `step` that is not the checkpoint's, somebody has
+    renamed or copied it; where its arrays are not those that were saved, a file is
+    damaged. Then the newest is left out with a line to `say`, and deleted.
 
     Raises:
-      ValueError: the checkpoint's arrays are not those of `state`; that of `step` is damaged, or another one's under
-        its number.
+      ValueError: the checkpoint's arrays are not those of `state`; that of `step` is
+        damaged, or another one's under its number.
     """
     for number in sorted(manager.all_steps(), reverse=True) if step is None else [step]:
         restored, problem = _restore(manager, state, number)
@@ -76,17 +82,19 @@ def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[S
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
-    """The mean of the last `count` checkpoints (of all, where there are fewer), array by array."""
+    """Returns the mean of the last `count` checkpoints (of all, where there are fewer),
+    array by array.
+    """
     states = [restore(manager, state, step) for step in sorted(manager.all_steps())[-count:]]
     return jax.tree.map(lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states)
 
 
-def _by_path(state: Any) -> dict[str, Any]:
+def _by_path(state: PyTree) -> dict[str, jax.Array | np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _abstract(array: Any) -> Any:
+def _abstract(array: jax.Array | np.ndarray) -> np.ndarray | jax.ShapeDtypeStruct:
     if isinstance(array, np.ndarray):
         return array
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

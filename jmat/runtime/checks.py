@@ -11,7 +11,9 @@ def check_choice(setting: str, value: object, valid: Collection[str]) -> None:
 
 
 def check_whole(setting: str, value: object, low: int, high: int | None = None) -> None:
-    """Raises ValueError for a setting that is no whole number from `low` to `high` (None: any)."""
+    """Raises ValueError for a setting that is no whole number from `low` to `high`
+    (None: any).
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high):
         return
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
@@ -19,7 +21,9 @@ def check_whole(setting: str, value: object, low: int, high: int | None = None) 
 
 
 def chosen(setting: str, given: Sequence[str], valid: Sequence[str]) -> list[str]:
-    """Returns the names in a list of them, each once. Raises ValueError for no name, and for one that is not valid."""
+    """Returns the names in a list of them, each once. Raises ValueError for no name,
+    and for one that is not valid.
+    """
     wrong = [name for name in given if name not in valid]
     if wrong or not given:
         raise ValueError(f"{setting} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
@@ -27,7 +31,9 @@ def chosen(setting: str, given: Sequence[str], valid: Sequence[str]) -> list[str
 
 
 def chosen_layers(given: Sequence[int | str], layers: int) -> list[int]:
-    """Returns the source layers that are named, each once; all of 0 .. `layers` where none is."""
+    """Returns the source layers that are named, each once; all of 0 .. `layers` where
+    none is.
+    """
     valid = [str(layer) for layer in range(layers + 1)]
     return [int(layer) for layer in chosen("layers", [str(layer) for layer in given] or valid, valid)]
 
@@ -39,7 +45,9 @@ def check_share(setting: str, value: object) -> None:
 
 
 def check_same_kind(name: str, causal: bool, other: str, other_causal: bool) -> None:
-    """Raises ValueError for two models to be compared of which one is causal and the other a masked one."""
+    """Raises ValueError for two models to be compared of which one is causal and the
+    other a masked one.
+    """
     if causal != other_causal:
         kinds = {True: "a causal model", False: "a masked model"}
         raise ValueError(

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 
 def short_hash(*content: bytes | memoryview) -> str:
@@ -15,8 +15,10 @@ def short_hash(*content: bytes | memoryview) -> str:
     return digest.hexdigest()[:16]
 
 
-def model_hash(params: Mapping[str, Any]) -> str:
-    """Fingerprint of a model's weights: 16 hex digits of SHA-256 over sorted names, shapes, dtypes and bytes."""
+def model_hash(params: Mapping[str, ArrayLike]) -> str:
+    """Returns the fingerprint of a model's weights: 16 hex digits of SHA-256 over
+    sorted names, shapes, dtypes and bytes.
+    """
     digest = hashlib.sha256()
     for name in sorted(params):
         values = np.ascontiguousarray(params[name])

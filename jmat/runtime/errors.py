@@ -10,7 +10,7 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 class NothingToDrawError(ValueError):
-    """Raised where the results hold no value that a figure shows."""
+    """Reports results that hold no value that a figure shows."""
 
 
 def first_line(error: Exception) -> str:
@@ -19,18 +19,24 @@ def first_line(error: Exception) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns the message in one line of at most 300 characters, or the kind of error where there is none."""
+    """Returns the message in one line of at most 300 characters, or the kind of error
+    where there is none.
+    """
     missing = " is missing" if isinstance(error, KeyError) else ""
     return " ".join(str(error).split())[:300] + missing or type(error).__name__
 
 
 def shortened(value: object, most: int = 120) -> str:
-    """Returns `repr(value)`, cut after `most` characters, since a value of a file may be of any length."""
+    """Returns `repr(value)`, cut after `most` characters, since a value of a file may
+    be of any length.
+    """
     return _beginning(repr(value), most)
 
 
 def shortened_name(name: str, most: int = 60) -> str:
-    """Returns a name out of a file, control characters written out, cut after `most` characters."""
+    """Returns a name out of a file, control characters written out, cut after `most`
+    characters.
+    """
     return _beginning(printable(name, lines=False), most)
 
 
@@ -39,14 +45,17 @@ def _beginning(text: str, most: int) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """Returns the message of an error, without the number that the operating system has for it."""
+    """Returns the message of an error, without the number that the operating system has
+    for it.
+    """
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return error.strerror if error.filename is None else f"{shortened(error.filename)}: {error.strerror}."
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""Writes out control characters, `\x1b` for one, so that a name out of a file cannot command a terminal.
+    r"""Writes out control characters, `\x1b` for one, so that a name out of a file
+    cannot command a terminal.
 
     `lines`: whether new lines and tabs stay.
     """
@@ -56,7 +65,9 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """Writes out control characters in messages of ValueError and OSError, and cuts long messages."""
+    """Writes out control characters in messages of ValueError and OSError, and cuts
+    long messages.
+    """
     try:
         yield
     except (ValueError, OSError) as error:

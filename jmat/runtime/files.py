@@ -9,36 +9,41 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-Write = Callable[[pathlib.Path], Any]
+from jmat.runtime.annotations import JsonObject
+
+Write = Callable[[pathlib.Path], object]
 
 # `.NAME.XXXXXXXX.EXT` beside NAME, which ends in .EXT: what a process writes until it is whole.
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8}(?P<suffix>\.[^.]*)?", re.DOTALL)
 
 
 def save_atomically(path: str | os.PathLike[str], write: Write) -> None:
-    """Calls `write` on a temporary file in the same folder, then moves that to `path`: a reader never sees half a file.
+    """Calls `write` on a temporary file in the same folder, then moves that to `path`:
+    a reader never sees half a file.
 
     Raises:
-      OSError: the disk is full, the folder is not writable; one sentence that names the path. What was there before
-        is untouched.
+      OSError: the disk is full, the folder is not writable; one sentence that names the
+        path. What was there before is untouched.
     """
     save_together({pathlib.Path(path): write})
 
 
 def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
-    """Writes several files that belong together; the last is the one without which nobody reads the others.
+    """Writes several files that belong together; the last is the one without which
+    nobody reads the others.
 
-    All are written to temporary files first. Then an old one of that last name is deleted, and the files move to their
-    places in order: a process that is killed on the way leaves no mixture of old and new ones that could be read.
+    All are written to temporary files first. Then an old one of that last name is
+    deleted, and the files move to their places in order: a process that is killed on
+    the way leaves no mixture of old and new ones that could be read.
 
     Raises:
-      OSError: the disk is full, the folder is not writable; one sentence that names the path. Where that is noticed
-        while the temporary files are written, all that was there before is untouched.
+      OSError: the disk is full, the folder is not writable; one sentence that names the
+        path. Where that is noticed while the temporary files are written, all that was
+        there before is untouched.
     """
     *others, last = writers
     written: dict[pathlib.Path, pathlib.Path] = {}
@@ -65,7 +70,9 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
 
 
 def save_folder(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
-    """Writes files that belong together, by name, into a folder, which is made where it is not there."""
+    """Writes files that belong together, by name, into a folder, which is made where it
+    is not there.
+    """
     folder.mkdir(exist_ok=True)
     if files:
         save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
@@ -74,8 +81,9 @@ def save_folder(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file, byte for byte as the package safetensors does.
 
-    The package's own function writes to another temporary file beside `path`, which nobody would recognise and delete
-    after a run that was killed, and which only its owner may read.
+    The package's own function writes to another temporary file beside `path`, which
+    nobody would recognise and delete after a run that was killed, and which only its
+    owner may read.
 
     Args:
       path: of the file.
@@ -83,7 +91,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
       metadata: texts by name.
     """
     names = sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: JsonObject = {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
         array = tensors[name]
@@ -121,7 +129,9 @@ def _rank(array: ndarray) -> int:
 
 
 def is_temporary(name: str) -> str | None:
-    """Returns which file a temporary file was meant for; None where `name` is not that of a temporary file."""
+    """Returns which file a temporary file was meant for; None where `name` is not that
+    of a temporary file.
+    """
     match = _TEMPORARY.fullmatch(name)
     if match is None or pathlib.PurePath(match["name"]).suffix != (match["suffix"] or ""):
         return None
@@ -129,7 +139,9 @@ def is_temporary(name: str) -> str | None:
 
 
 def local_path(name: str) -> pathlib.Path | None:
-    """Returns the path that a user's text names, without symbolic links and `~`; None where it cannot be a path."""
+    """Returns the path that a user's text names, without symbolic links and `~`; None
+    where it cannot be a path.
+    """
     try:
         return pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser()))
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, the home of a user whom there is not
@@ -137,7 +149,9 @@ def local_path(name: str) -> pathlib.Path | None:
 
 
 def text_lines(path: str | os.PathLike[str]) -> list[str]:
-    """All lines of a text file, without the space at their ends; raises as `file_text`."""
+    """Returns all lines of a text file, without the space at their ends; raises as
+    `file_text`.
+    """
     return [line.strip() for line in file_text(path).split("\n")]
 
 

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -28,6 +28,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
+from jmat.runtime.annotations import Fields
 from jmat.runtime.errors import first_line, in_one_line
 
 try:
@@ -44,28 +45,33 @@ _PATIENCE = 295  # seconds until all processes have come together; XLA aborts wi
 
 
 class OtherProcessError(ValueError):
-    """Another process has failed; the message is its own."""
+    """Reports that another process has failed; the message is its own."""
 
 
 class LostProcessError(ValueError):
-    """Raised where another process has died or cannot be reached, so that no exchange is possible any more."""
+    """Reports that another process has died or cannot be reached, so that no exchange
+    is possible any more.
+    """
 
 
 class UnequalHostsError(ValueError):
-    """The processes have different numbers of devices: they cannot meet, and each of them sees that by itself."""
+    """Reports that the processes have different numbers of devices: they cannot meet,
+    and each of them sees that by itself.
+    """
 
 
 def initialize(coordinator: str | None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Joins the other processes; before anything else is done with JAX.
 
     Args:
-      coordinator: HOST:PORT of process 0, reachable from all; `auto` where JAX finds out all three by itself (TPU pods,
-        Slurm, Open MPI); None for a lone process.
+      coordinator: HOST:PORT of process 0, reachable from all; `auto` where JAX finds
+        out all three by itself (TPU pods, Slurm, Open MPI); None for a lone process.
       num_processes: of all hosts together.
       process_id: this one's, from 0.
 
     Raises:
-      ValueError: flags that do not go together, processes that do not meet, or with different numbers of devices.
+      ValueError: flags that do not go together, processes that do not meet, or with
+        different numbers of devices.
     """
     check_flags(coordinator, num_processes, process_id)
     if coordinator is None or num_processes == 1 or jax.distributed.is_initialized():
@@ -188,24 +194,28 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
 
 
 def count() -> int:
-    """The number of processes."""
+    """Returns the number of processes."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Returns whether this is process 0, the one that writes files and talks to the user."""
+    """Returns whether this is process 0, the one that writes files and talks to the
+    user.
+    """
     return count() == 1 or jax.process_index() == 0
 
 
 def share(items: Sequence[Item]) -> list[Item]:
-    """This process's share: every P-th, since batches come sorted by size."""
+    """Returns this process's share: every P-th, since batches come sorted by size."""
     return list(items) if count() == 1 else list(items[jax.process_index() :: count()])
 
 
 def gather(values: Shaped[ndarray, "*shape"]) -> list[Shaped[ndarray, " n"]]:
-    """The values of every process, flat, in the order of the processes; any number from each, also none.
+    """Returns the values of every process, flat, in the order of the processes; any
+    number from each, also none.
 
-    All processes get all of them, bit by bit: float64 stays float64, whatever `jax_enable_x64` and the device say.
+    All processes get all of them, bit by bit: float64 stays float64, whatever
+    `jax_enable_x64` and the device say.
 
     Raises:
       OtherProcessError: a process has failed in the meantime.
@@ -228,7 +238,9 @@ def gather(values: Shaped[ndarray, "*shape"]) -> list[Shaped[ndarray, " n"]]:
 
 
 def fill_in(values: Shaped[ndarray, "N *rest"], mine: Int[ndarray, " n"]) -> None:
-    """Sets the rows that other processes have computed; `mine` are those that this one has."""
+    """Sets the rows that other processes have computed; `mine` are those that this one
+    has.
+    """
     if count() == 1:
         return
     rows = gather(np.asarray(mine, np.int64))
@@ -236,8 +248,10 @@ def fill_in(values: Shaped[ndarray, "N *rest"], mine: Int[ndarray, " n"]) -> Non
         values[at] = got.reshape(len(at), *values.shape[1:])
 
 
-def check_same(what: Mapping[str, Any]) -> None:
-    """Raises ValueError, in all processes, where they were given different values of the same name."""
+def check_same(what: Fields) -> None:
+    """Raises ValueError, in all processes, where they were given different values of
+    the same name.
+    """
     if count() == 1:
         return
     text = json.dumps(what, default=str)
@@ -253,7 +267,9 @@ def check_same(what: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Around all that a process does: it ends when all processes end, and fails in all when it fails in one."""
+    """Surrounds all that a process does: it ends when all processes end, and fails in
+    all when it fails in one.
+    """
     try:
         yield
         _meet()
@@ -268,7 +284,9 @@ def together() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process, without waiting for the others, whom `jax.distributed` will end."""
+    """Ends this process, without waiting for the others, whom `jax.distributed` will
+    end.
+    """
     if count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -2,18 +2,20 @@
 
 import json
 import pathlib
-from typing import Any
+
+from jmat.runtime.annotations import JsonObject
 
 _MOST_BYTES = 1 << 24  # of any config or index that there is; the worst content of so many takes 0.5 GB to parse
 
 
-def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
-    """Returns the JSON object that a file of at most so many bytes (by default 16 MiB) holds.
+def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> JsonObject:
+    """Returns the JSON object that a file of at most so many bytes (by default 16 MiB)
+    holds.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is too large, or not UTF-8, or no JSON, or nested too deeply, or holds no object; the message
-        is what follows "FILE" in a sentence.
+      ValueError: the file is too large, or not UTF-8, or no JSON, or nested too deeply,
+        or holds no object; the message is what follows "FILE" in a sentence.
     """
     size = path.stat().st_size
     if size > most_bytes:

@@ -16,14 +16,15 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 class FolderLock:
-    """A lock on a folder: while one process holds it, no other can take it.
+    """Locks a folder: while one process holds it, no other can take it.
 
-    It is an operating system's lock (`flock`) on the file `.jmat-lock` in the folder, so a process that is killed holds
-    it no longer. A child that the process forks holds it, too, as long as it lives; one that runs another program does
-    not.
+    It is an operating system's lock (`flock`) on the file `.jmat-lock` in the folder,
+    so a process that is killed holds it no longer. A child that the process forks holds
+    it, too, as long as it lives; one that runs another program does not.
 
     Attributes:
-      works: False where the file system has no locks. Then nothing keeps other processes out.
+      works: False where the file system has no locks. Then nothing keeps other
+        processes out.
     """
 
     def __init__(self, folder: pathlib.Path, holder: str) -> None:
@@ -31,7 +32,8 @@ class FolderLock:
 
         Args:
           folder: must exist.
-          holder: who has it, for the errors of others, such as the name of an experiment.
+          holder: who has it, for the errors of others, such as the name of an
+            experiment.
 
         Raises:
           BlockingIOError: another process has it; the message says which.

@@ -14,16 +14,19 @@ def known_name(
     *,
     kind: str,
 ) -> str | None:
-    """Returns the name, without prefix, if it is one that jmat knows; None if it can only be a file or folder.
+    """Returns the name, without prefix, if it is one that jmat knows; None if it can
+    only be a file or folder.
 
     Args:
-      name_or_path: what a user gave. A path object means a file or folder, if there is one.
+      name_or_path: what a user gave. A path object means a file or folder, if there is
+        one.
       known: the names.
       is_there: whether something that could be meant lies at a path.
       kind: what is named, such as "model".
 
     Raises:
-      ValueError: the name is empty, has the prefix and is not known, or is both known and a file or folder here.
+      ValueError: the name is empty, has the prefix and is not known, or is both known
+        and a file or folder here.
     """
     name = os.fspath(name_or_path)
     if not name.strip():

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 @contextlib.contextmanager
 def float64(wanted: bool = True) -> Iterator[None]:
-    """Allows float64 arrays inside a `with`, or in the function that it decorates; in this thread alone.
+    """Allows float64 arrays inside a `with`, or in the function that it decorates; in
+    this thread alone.
 
     With `wanted=False` they become float32 inside, as is the default of JAX.
     """

@@ -22,8 +22,8 @@ _PAUSE = 0.2  # seconds between two changes of a bar in a notebook
 def track(items: Iterable[Item], description: str | None, *, total: int | None = None) -> Iterable[Item]:
     """Returns the items, with a bar that shows how many are done and the time left.
 
-    In a notebook the bar is one line of HTML, which keeps its last state where the notebook is
-    exported. Of several processes only the first shows bars.
+    In a notebook the bar is one line of HTML, which keeps its last state where the
+    notebook is exported. Of several processes only the first shows bars.
 
     Args:
       items: the work.

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 
 class Terminated(BaseException):
-    """SIGTERM came, and the process is to end. What was done by then is on disk; the message says how far that is."""
+    """Reports that SIGTERM came, and that the process is to end. The work done by then
+    is on disk; the message says how far that is.
+    """
 
 
 EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
@@ -15,7 +17,8 @@ EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 @contextlib.contextmanager
 def sigterm_received() -> Iterator[list[int]]:
-    """A list that is empty until SIGTERM comes; meanwhile the signal does not end the process.
+    """Yields a list that is empty until SIGTERM comes; meanwhile the signal does not
+    end the process.
 
     Outside the main thread, where Python lets nobody catch signals, it stays empty.
     """

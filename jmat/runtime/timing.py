@@ -3,11 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
-Work = Callable[[], Any]
+from jmat.runtime.annotations import PyTree
+
+Work = Callable[[], PyTree]
 
 
 def seconds(work: Work) -> float:
@@ -18,9 +19,11 @@ def seconds(work: Work) -> float:
 
 
 def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float | int = float("inf")) -> dict[str, list[float]]:
-    """Seconds of every call: each contender once, then each again, `repeats` times.
+    """Returns the seconds of every call: each contender once, then each again,
+    `repeats` times.
 
-    Once `budget` seconds have gone by, no further round begins; the first one always runs.
+    Once `budget` seconds have gone by, no further round begins; the first one always
+    runs.
     """
     taken: dict[str, list[float]] = {name: [] for name in works}
     began = time.perf_counter()
@@ -33,7 +36,7 @@ def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float | int = fl
 
 
 def medians(works: Mapping[str, Work], *, repeats: int = 5, budget: float | int = 60) -> dict[str, float]:
-    """The median time of each, in seconds, after a first call that compiles."""
+    """Returns the median time of each, in seconds, after a first call that compiles."""
     for work in works.values():
         work()
     return {name: statistics.median(values) for name, values in in_turn(works, repeats, budget=budget).items()}

@@ -1,7 +1,6 @@
 """Evaluates shortcuts: how well what they predict agrees with what the whole model predicts."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,10 @@ from jmat.forward import logits
 from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
 from jmat.models.family import Transformer
+from jmat.models.sites import Site
 from jmat.report.notes import OVERFLOWS, estimate, with_note
+from jmat.report.rows import Row
+from jmat.runtime.annotations import PyTree
 from jmat.runtime.mesh import local_mesh, place, replicate
 
 KS = (1, 5, 10)
@@ -24,7 +26,7 @@ METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surpr
 def evaluate(
     model: Transformer,
     final: Float[ndarray, "N D"],
-    shortcuts: Mapping[tuple[str, int], tuple[Any, Float[ndarray, "N D"]]],
+    shortcuts: Mapping[tuple[str, int], tuple[Site, Float[ndarray, "N D"]]],
     *,
     targets: Int[ndarray, " N"] | None = None,
     words: Int[ndarray, " W"] | None = None,
@@ -32,7 +34,8 @@ def evaluate(
     examples_per_batch: int = 256,
     progress: str | None = None,
 ) -> dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]:
-    """Holds what each shortcut predicts against what the full model predicts, example by example.
+    """Holds what each shortcut predicts against what the full model predicts, example
+    by example.
 
     Examples are shared out among the processes; all get the values of all.
 
@@ -40,9 +43,12 @@ def evaluate(
       model: its final norm and head read out both.
       final: h_L.
       shortcuts: (map's name, source layer) → (map, the stream it reads).
-      targets: the tokens that the text has there, -1 where it has none: adds `cross_entropy` (NaN there).
-      words: a short list of the vocabulary: adds `short_gap`, the confidence read over these words alone.
-      predictions: collects what the full model predicts, to tell whether that depends on the text.
+      targets: the tokens that the text has there, -1 where it has none: adds
+        `cross_entropy` (NaN there).
+      words: a short list of the vocabulary: adds `short_gap`, the confidence read over
+        these words alone.
+      predictions: collects what the full model predicts, to tell whether that depends
+        on the text.
       examples_per_batch: logits of so many examples are held at once.
       progress: what the progress bar says; None shows none.
 
@@ -55,12 +61,12 @@ def evaluate(
     model = place(model, mesh)
     maps = replicate(mesh, [shortcut for shortcut, _ in shortcuts.values()])
 
-    def rows(batch: Rows) -> tuple[Any, ...]:
+    def rows(batch: Rows) -> tuple[PyTree, ...]:
         now = None if targets is None else batch.take(targets)
         streams = [batch.take(stream) for _, stream in shortcuts.values()]
         return batch.examples, batch.take(final), now, streams
 
-    def compare_rows(given: tuple[Any, ...]) -> list[dict[str, jax.Array]]:
+    def compare_rows(given: tuple[PyTree, ...]) -> list[dict[str, jax.Array]]:
         examples, final, now, streams = given
         full, values = logits(model, final), []
         if predictions is not None:
@@ -93,14 +99,17 @@ def metric_rows(
     *,
     groups: Int[ndarray, " N"] | None = None,
     seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Means with 95 % bootstrap intervals over the examples, or whole groups of them, as rows of results.json.
+) -> list[Row]:
+    """Returns means with 95 % bootstrap intervals over the examples, or whole groups of
+    them, as rows of results.json.
 
-    Where the text's own tokens are known, `perplexity` of them is `exp(mean cross entropy)`. A shortcut whose logits
-    are not finite at some example has no figures: the values of its rows are None, and a note says why. Notes also say
-    where there is no interval, and where the shortcut's two most likely tokens are equally likely.
+    Where the text's own tokens are known, `perplexity` of them is
+    `exp(mean cross entropy)`. A shortcut whose logits are not finite at some example
+    has no figures: the values of its rows are None, and a note says why. Notes also say
+    where there is no interval, and where the shortcut's two most likely tokens are
+    equally likely.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for (name, layer), read in values.items():
         if bad := np.count_nonzero(~np.isfinite(read["surprisal"])):
             note = f"the logits are not finite at {bad} of {len(read['surprisal'])} examples"
@@ -111,7 +120,7 @@ def metric_rows(
         finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]  # the divergence can be infinite
         columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
         figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
-        fields: dict[str, dict[str, Any]] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
+        fields: dict[str, Row] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
         fields |= {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
         tied = _tie_note(read)
         for metric, figure in fields.items():
@@ -120,7 +129,7 @@ def metric_rows(
         if "cross_entropy" in read:
             known = ~np.isnan(read["cross_entropy"])
             rows.append(
-                row | _perplexity(read["cross_entropy"][known], None if groups is None else groups[known], seed)
+                {**row, **_perplexity(read["cross_entropy"][known], None if groups is None else groups[known], seed)}
             )
     return rows
 
@@ -133,7 +142,7 @@ def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
     return f"at {tied} of {len(read['gap'])} examples the two most likely tokens are equally so: the lower id counts"
 
 
-def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> dict[str, Any]:
+def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> Row:
     """Returns the fields of a row for the perplexity of the text's own tokens."""
     if len(nats) == 0:
         note = "every example is the last token of its sentence"
@@ -144,5 +153,5 @@ def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, s
 
 
 @jax.jit
-def _apply(shortcut: Any, x: jax.Array) -> jax.Array:
+def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
     return shortcut(x)

@@ -5,8 +5,8 @@ sentences: precision@k, recall@k, surprisal and KL (nats), with 95 % bootstrap i
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Unpack
 
 from matplotlib.figure import Figure
 
@@ -23,7 +23,8 @@ from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
 from jmat.runtime.checks import check_choice
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.fitting import FitSettings, fit_layers
@@ -38,7 +39,8 @@ class Options(FitSettings):
     """Holds the settings of the study.
 
     Attributes:
-      targets: fit maps from every layer to `all` later layers, or only to the `final` one.
+      targets: fit maps from every layer to `all` later layers, or only to the `final`
+        one.
     """
 
     targets: str = "all"
@@ -66,13 +68,22 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows for every layer and map (`mat`, `id`), and the maps by name, such as `mat.3.8`.
+      Rows for every layer and map (`mat`, `id`), and the maps by name, such as
+      `mat.3.8`.
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.layer_jump.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
@@ -94,6 +105,6 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS)
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws the metrics by layer, one panel each."""
     return plot_by_layer(results, METRICS, **titled(drawing, f"{model_name(results)}: reading layer l"))

@@ -6,7 +6,7 @@ variance, or leave out first positions or outlier coordinates.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -26,7 +26,8 @@ from jmat.report.names import model_name
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
 from jmat.report.plots import plot_r2
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
 from jmat.runtime.progress import track
 from jmat.studies.fitting import FitSettings, fit_layers
 from jmat.studies.settings import Say, read_subject, report
@@ -48,13 +49,22 @@ def run(
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:
-    """Fits maps between all layers and measures each on held-out text. Arguments as for `layer_jump.run`.
+    """Fits maps between all layers and measures each on held-out text. Arguments as for
+    `layer_jump.run`.
 
     Returns:
-      Rows for every pair of layers and map (`mat`, `id`), and the maps by name, such as `mat.3.8`.
+      Rows for every pair of layers and map (`mat`, `id`), and the maps by name, such as
+      `mat.3.8`.
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.r2.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
     held_out = subject.examples.eval
@@ -77,13 +87,15 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(tables)
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws heat maps of r2, one a map."""
     return plot_r2(results, **titled(drawing, f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$"))
 
 
 class Resamples(NamedTuple):
-    """Bootstrap counts of the examples, and of those that are not at a first position; row 0 is the data itself."""
+    """Holds bootstrap counts of the examples, and of those that are not at a first
+    position; row 0 is the data itself.
+    """
 
     everywhere: Float[ndarray, "S N"]
     later: Float[ndarray, "S M"]
@@ -93,7 +105,9 @@ class Resamples(NamedTuple):
 def resamples(
     positions: Int[ndarray, " N"], groups: Int[ndarray, " N"] | None = None, *, samples: int = 200, seed: int = 0
 ) -> Resamples:
-    """Draws them once, for all pairs; `groups` of examples, the sentences, are drawn whole."""
+    """Draws them once, for all pairs; `groups` of examples, the sentences, are drawn
+    whole.
+    """
     is_later = positions > 0
     every = np.arange(len(positions)) if groups is None else groups
     return Resamples(_counts(every, samples, seed), _counts(every[is_later], samples, seed), is_later)
@@ -105,9 +119,11 @@ def r2_rows(
     drawn: Resamples,
     *,
     progress: str | None = None,
-) -> list[dict[str, Any]]:
-    """Rows of results.json for `mat` and `id` of every pair in `maps`, on held-out streams h_0 .. h_L."""
-    rows = []
+) -> list[Row]:
+    """Returns rows of results.json for `mat` and `id` of every pair in `maps`, on
+    held-out streams h_0 .. h_L.
+    """
+    rows: list[Row] = []
     for j in track(sorted({j for _, j in maps}), progress):
         for i in sorted(i for i, target in maps if target == j):
             for name, predicted in (("mat", np.asarray(maps[i, j](streams[i]))), ("id", streams[i])):
@@ -116,19 +132,21 @@ def r2_rows(
 
 
 def pair_rows(
-    label: Mapping[str, Any], target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"], drawn: Resamples
-) -> list[dict[str, Any]]:
-    """Rows of one prediction.
+    label: Row, target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"], drawn: Resamples
+) -> list[Row]:
+    """Returns the rows of one prediction.
 
-    Metrics: `r2` (uniform mean over the coordinates, as in Din et al.), `r2_weighted` (by the coordinates' variances),
-      `r2_no_outliers` (uniform, coordinates of outlying variance left out), `r2_no_first` (uniform, examples at
-      position 0 left out). The value is None, with a note, where no coordinate of the target varies.
+    Metrics: `r2` (uniform mean over the coordinates, as in Din et al.), `r2_weighted`
+    (by the coordinates' variances),
+      `r2_no_outliers` (uniform, coordinates of outlying variance left out),
+      `r2_no_first` (uniform, examples at position 0 left out). The value is None, with
+      a note, where no coordinate of the target varies.
     """
     scores = resampled_r2(target, predicted, drawn.everywhere)
     later = drawn.is_later
     if later.any():
         scores["r2_no_first"] = resampled_r2(target[later], predicted[later], drawn.later)["r2"]
-    rows = []
+    rows: list[Row] = []
     for metric, values in scores.items():
         first = metric != "r2_no_first"
         row = {**label, "metric": metric, "n": len(target) if first else int(later.sum())}
@@ -154,7 +172,9 @@ def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
 
 
 def _counts(groups: Int[ndarray, " N"], samples: int, seed: int) -> Float[ndarray, "S N"]:
-    """The data itself in row 0, then bootstrap resamples, as counts of the examples."""
+    """Returns the data itself in row 0, then bootstrap resamples, as counts of the
+    examples.
+    """
     n = len(groups)
     if n == 0:
         return np.ones((1, 0))

@@ -7,15 +7,16 @@ FINE = 4e9
 
 
 def memory_of_activations(tokens: int, width: int, layers: int) -> int:
-    """Bytes that `jmat.maps.jumps.fit_jumps` needs, float32.
+    """Returns the bytes that `jmat.maps.jumps.fit_jumps` needs, float32.
 
-    They hold h_0 .. h_L on the host; on the device, the sources that are factorised at a time, their Q, and one target.
+    They hold h_0 .. h_L on the host; on the device, the sources that are factorised at
+    a time, their Q, and one target.
     """
     return 4 * tokens * width * (layers + 1 + 2 * min(MOST_AT_ONCE, layers) + 1)
 
 
 def choose_route(activations: int, moments: int) -> tuple[str, str]:
-    """(`memory` or `streaming`, why), by the bytes that each needs."""
+    """Returns (`memory` or `streaming`, why), by the bytes that each needs."""
     stored, summed = bytes_in_words(activations), bytes_in_words(moments)
     if activations <= moments:
         return "memory", f"activations take {stored}, not more than the {summed} of their statistics"
@@ -28,7 +29,7 @@ def choose_route(activations: int, moments: int) -> tuple[str, str]:
 
 
 def bytes_in_words(size: float | int) -> str:
-    """1.5 GB, 20 MB, 300 kB."""
+    """Returns bytes in words: 1.5 GB, 20 MB, 300 kB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB")):
         if size >= unit:
             return f"{size / unit:.{1 if unit == 1e9 else 0}f} {name}"

@@ -22,6 +22,8 @@ from jmat.maps.files import MapsInfo
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
+from jmat.report.rows import Row
+from jmat.runtime.annotations import Fields, Keywords
 from jmat.runtime.checks import check_whole
 from jmat.runtime.digests import model_hash
 from jmat.runtime.versions import package_version
@@ -39,7 +41,8 @@ class Settings:
     Attributes:
       seed: draws positions, and the resamples of intervals.
       intercept: fit `y = x @ W + b` instead of the papers' `y = x @ W`.
-      tokens_per_batch: padded tokens in one forward pass; None: `jmat.runtime.mesh.usual_batch`.
+      tokens_per_batch: padded tokens in one forward pass; None:
+        `jmat.runtime.mesh.usual_batch`.
     """
 
     seed: int = 0
@@ -53,7 +56,9 @@ class Settings:
             check_whole("tokens_per_batch", self.tokens_per_batch, 1)
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a setting that this model cannot have, such as a layer; before any text is read."""
+        """Raises ValueError for a setting that this model cannot have, such as a layer;
+        before any text is read.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +69,13 @@ class Subject:
       model: the model.
       examples: sentences to fit on and others to evaluate on.
       tokenizer: the model's; None where examples were prepared before.
-      mask_token: id that hides a position when a masked model is read there; None for a causal model.
+      mask_token: id that hides a position when a masked model is read there; None for a
+        causal model.
       say: prints what happens now; None where the study is quiet.
-      shared: activations that other studies of the model read, too; None where this one is alone.
-      tokens_per_batch: padded tokens in one forward pass; None: `jmat.runtime.mesh.usual_batch`.
+      shared: activations that other studies of the model read, too; None where this one
+        is alone.
+      tokens_per_batch: padded tokens in one forward pass; None:
+        `jmat.runtime.mesh.usual_batch`.
     """
 
     model: Transformer
@@ -85,17 +93,22 @@ class Subject:
 
     @functools.cached_property
     def model_hash(self) -> str:
-        """Returns the fingerprint of the model's weights; they are read at the first use."""
+        """Returns the fingerprint of the model's weights; they are read at the first
+        use.
+        """
         return model_hash(parameters(self.model))
 
     @functools.cached_property
     def as_read(self) -> Examples:
-        """Returns the examples as the model reads them: those of a masked model under its mask."""
+        """Returns the examples as the model reads them: those of a masked model under
+        its mask.
+        """
         return Examples(*(mask_positions(split, self.mask_token) for _, split in self.splits))
 
     @property
     def capture(self) -> Callable[..., dict[str, Float[ndarray, "N _"]]]:
-        """Returns `jmat.capture` of the model: a function of a split, `keep`, and `progress`.
+        """Returns `jmat.capture` of the model: a function of a split, `keep`, and
+        `progress`.
 
         Where activations are shared, it is the function that reads those.
         """
@@ -105,7 +118,9 @@ class Subject:
     def capture_both(
         self, keep: Sequence[str]
     ) -> tuple[dict[str, Float[ndarray, "N _"]], dict[str, Float[ndarray, "M _"]]]:
-        """Returns activations at the examples to fit on and at those to evaluate on, by site."""
+        """Returns activations at the examples to fit on and at those to evaluate on, by
+        site.
+        """
         fit = self.capture(self.as_read.fit, keep, progress=self.bar("capture fit"))
         return fit, self.capture(self.as_read.eval, keep, progress=self.bar("capture eval"))
 
@@ -116,7 +131,9 @@ class Subject:
 
     @property
     def text(self) -> dict[str, str]:
-        """Returns the source of the text, and fingerprints of what is fitted and evaluated on."""
+        """Returns the source of the text, and fingerprints of what is fitted and
+        evaluated on.
+        """
         return {"source": "texts"} | {name: fingerprint(split) for name, split in self.splits}
 
     def announce(self, message: str) -> None:
@@ -125,7 +142,9 @@ class Subject:
             self.say(message)
 
     def bar(self, words: str) -> str | None:
-        """Returns the words of a progress bar; None, for no bar, where the study is quiet."""
+        """Returns the words of a progress bar; None, for no bar, where the study is
+        quiet.
+        """
         return None if self.say is None else words
 
 
@@ -143,16 +162,21 @@ def read_subject(
 
     Args:
       model: as `jmat.load` returns it.
-      examples: examples, or texts, of which a hash decides which quarter is evaluated on.
+      examples: examples, or texts, of which a hash decides which quarter is evaluated
+        on.
       tokenizer: reads texts, and knows the mask of a masked model.
-      options: the study's settings; the seed draws the position that is read in each text.
+      options: the study's settings; the seed draws the position that is read in each
+        text.
       needs_head: refuse a model without a language-model head.
-      say: prints what happens now; None: nothing is printed, and there are no progress bars.
-      shared: activations that several studies of the model read; None: this study reads its own.
+      say: prints what happens now; None: nothing is printed, and there are no progress
+        bars.
+      shared: activations that several studies of the model read; None: this study reads
+        its own.
 
     Raises:
-      ValueError: the model has no head, or no mask token; texts without a tokenizer, or too few of
-        them; tokens that the model does not have; shared activations of another model.
+      ValueError: the model has no head, or no mask token; texts without a tokenizer, or
+        too few of them; tokens that the model does not have; shared activations of
+        another model.
     """
     check_model(model)
     if needs_head:
@@ -170,12 +194,12 @@ def check_head(model: Transformer) -> None:
         raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
 
 
-def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Any, seed: int) -> Examples:
-    check_texts(texts, tokenizer)
+def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Tokenizer | None, seed: int) -> Examples:
+    tokenizer = check_texts(texts, tokenizer)
     fit, held_out = divide(set(texts), **_SHARES)
     if not (fit and held_out):
         raise ValueError(f"{len(set(texts))} different texts are too few: some are fitted on and others evaluated on.")
-    size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": not model.config.causal}
+    size: Keywords = {"max_length": model.config.num_positions, "masked": not model.config.causal}
     return make_examples(fit, held_out, tokenizer, protocol="din2023", seed=seed, **size)
 
 
@@ -183,11 +207,11 @@ def report(
     experiment: str,
     subject: Subject,
     options: Settings,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     *,
     maps: Mapping[str, Map] | None = None,
     n: int | None = None,
-    text: Mapping[str, Any] | None = None,
+    text: Fields | None = None,
     **shown: Any,
 ) -> Results:
     """Returns the results of a study with all that they depend on.

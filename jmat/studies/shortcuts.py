@@ -1,7 +1,8 @@
 """Evaluates shortcuts of one's own on texts: `jmat.evaluate`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import numpy as np
 
 from jmat.capture.activations import capture
 from jmat.capture.reading import mask_token_of, predictions_in
@@ -13,10 +14,11 @@ from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer, check_model
-from jmat.models.sites import stream_sites
+from jmat.models.sites import Site, stream_sites
 from jmat.report.notes import noted
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Row
+from jmat.report.tables import format_table
 from jmat.runtime.digests import model_hash
 from jmat.studies.evaluation import evaluate as compare
 from jmat.studies.evaluation import metric_rows
@@ -33,24 +35,36 @@ def evaluate(
     seed: int = 0,
     progress: str | None = None,
 ) -> Results:
-    """Compares what a model predicts through shortcuts with what it predicts as a whole.
+    """Compares what a model predicts through shortcuts with what it predicts as a
+    whole.
 
     Args:
       model: as `jmat.load` returns it.
-      inputs: texts or a batch: a causal model is read at every token, a masked one at one
-        position of each text, drawn by `seed`, under its mask. Or a `Split`, read at its examples.
-        Give text that the shortcuts were not fitted on.
+      inputs: texts or a batch: a causal model is read at every token, a masked one at
+        one position of each text, drawn by `seed`, under its mask. Or a `Split`, read
+        at its examples. Give text that the shortcuts were not fitted on.
       shortcuts: name → shortcut.
       tokenizer: reads texts; masked models need it.
       seed: draws positions, and the resamples of intervals.
       progress: label of the progress bar; by default none is shown.
 
     Returns:
-      Rows by shortcut: precision@k, recall@k, surprisal and KL (nats) against the whole model, and
-      perplexity of the text's own next tokens, with 95 % intervals over texts.
+      Rows by shortcut: precision@k, recall@k, surprisal and KL (nats) against the whole
+      model, and perplexity of the text's own next tokens, with 95 % intervals over
+      texts.
 
     Raises:
-      ValueError: a model without a head or a mask token; a shortcut beyond the last layer.
+      ValueError: a model without a head or a mask token; a shortcut beyond the last
+        layer.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> shortcut = jmat.Shortcut(7, 8, jmat.Identity())
+      >>> results = jmat.evaluate(model, texts, {"id": shortcut}, tokenizer=tokenizer)
+      >>> sorted({row["metric"] for row in results.rows})[:3]
+      ['kl', 'perplexity', 'precision@1']
     """
     check_model(model)
     L = model.config.layers
@@ -65,9 +79,9 @@ def evaluate(
     split = mask_positions(split, mask_token_of(model, tokenizer))
     streams, names = stream_sites(L), {shortcut.source for shortcut in shortcuts.values()} | {L}
     acts = capture(model, split, [streams[l] for l in sorted(names)], progress=progress)
-    predictions, rows = Predictions(), []
+    predictions, rows = Predictions(), list[Row]()
     for name, shortcut in shortcuts.items():
-        stand_in: tuple[Any, Any] = (shortcut.map, acts[streams[shortcut.source]])
+        stand_in: tuple[Site, np.ndarray] = (shortcut.map, acts[streams[shortcut.source]])
         if shortcut.target < L:  # the blocks behind the shortcut read the whole text
             stand_in = (Identity(), capture(model, split, streams[L:], sites=shortcut, progress=progress)[streams[L]])
         key = {(name, shortcut.source): stand_in}

@@ -19,21 +19,23 @@ _TINY = 1e-12  # keeps the gradient of a norm finite at zero
 
 
 class Regularizer(NamedTuple):
-    """A penalty: its kind, one of `KINDS`, and its weight."""
+    """Holds a penalty: its kind, one of `KINDS`, and its weight."""
 
     kind: str = "none"
     weight: float = 0.0
 
     def sites(self, layers: int) -> tuple[str, ...]:
-        """The streams that the penalty reads."""
+        """Returns the streams that the penalty reads."""
         every = stream_sites(layers)
         return {"none": (), "cosine": every, "mse": every, "final_jump": every[-2:]}[self.kind]
 
     def __call__(self, acts: Mapping[str, Float[Array, "B T D"]], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-        """The weighted penalty on the streams at `sites`, in their order; float32.
+        """Returns the weighted penalty on the streams at `sites`, in their order;
+        float32.
 
-        `cosine`: `Σ_l mean(1 − cos(h_l, h_{l−1}))`. `mse`: `Σ_l mean(||h_l − h_{l−1}||²)`, the squared length of what a
-        block adds. `final_jump`: `mean(1 − cos(h_L, h_{L−1}))` alone. `none`: 0.
+        `cosine`: `Σ_l mean(1 − cos(h_l, h_{l−1}))`. `mse`:
+        `Σ_l mean(||h_l − h_{l−1}||²)`, the squared length of what a block adds.
+        `final_jump`: `mean(1 − cos(h_L, h_{L−1}))` alone. `none`: 0.
         """
         streams = [act.astype(jnp.float32) for act in acts.values()]
         if not streams:

@@ -1,7 +1,7 @@
 """Training a language model: losses, optimizer, the jitted step, evaluation. Pure functions over plain pytrees."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ from jaxtyping import Array, Float, Int, Shaped
 from jmat.data.packing import TrainingBatch, mask_tokens
 from jmat.forward import logits, run
 from jmat.metrics.predictions import Predictions
+from jmat.models.family import Transformer
+from jmat.runtime.annotations import Leaf, PyTree
 from jmat.runtime.mesh import shard_batch
 from jmat.training.penalties import Regularizer
 
 # (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
-Loss = Callable[[Any, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, Array]]
+Loss = Callable[[Transformer, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, Array]]
 
 NO_REGULARIZER = Regularizer()
 OPTIMIZERS = ("adamw", "muon")
@@ -25,17 +27,19 @@ _B2 = 0.98  # of Adam's second moment: a shorter memory than the usual 0.999 sui
 
 
 class TrainState(NamedTuple):
-    """All that training goes on from, besides the data and the seed."""
+    """Holds all that training goes on from, besides the data and the seed."""
 
-    model: Any
-    opt_state: Any
+    model: Leaf[Transformer]
+    opt_state: optax.OptState
     step: Int[Array, ""]
 
 
 def cross_entropy(
     scores: Float[Array, "*batch V"], targets: Int[Array, "*batch"], weights: Float[Array, "*batch"]
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """Sum of −ln p(target), of the weights, and of the weights where the target scores highest; in float32."""
+    """Returns the sum of −ln p(target), of the weights, and of the weights where the
+    target scores highest; in float32.
+    """
     scores = scores.astype(jnp.float32)
     picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
     # Not log_softmax, which takes a third longer with its gradient on a CPU.
@@ -45,9 +49,11 @@ def cross_entropy(
 
 
 def causal_lm_loss(
-    model: Any, batch: TrainingBatch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
+    model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
 ) -> tuple[Array, Array, Array]:
-    """Each token predicts the next one of its sentence; the key is not used."""
+    """Returns the loss where each token predicts the next one of its sentence; the key
+    is not used.
+    """
     del key
     x, penalty = _states(model, batch, batch.tokens, regularizer)
     targets = jnp.asarray(batch.targets)
@@ -56,9 +62,9 @@ def causal_lm_loss(
 
 
 def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -> Loss:
-    """The loss at masked tokens; the head runs at those places only."""
+    """Returns the loss at masked tokens; the head runs at those places only."""
 
-    def loss(model: Any, batch: TrainingBatch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+    def loss(model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
         masked = mask_tokens(batch, key, mask_id=mask_id, vocab_size=model.config.vocab_size)
         x, penalty = _states(model, batch, masked.tokens, regularizer)
         x = jnp.take_along_axis(x, masked.places[..., None], axis=1)
@@ -68,8 +74,10 @@ def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -
     return loss
 
 
-def _states(model: Any, batch: TrainingBatch, tokens: Any, regularizer: Regularizer) -> tuple[Array, Array]:
-    """The final stream, and the penalty on the way to it."""
+def _states(
+    model: Transformer, batch: TrainingBatch, tokens: Int[Array | np.ndarray, "B T"], regularizer: Regularizer
+) -> tuple[Array, Array]:
+    """Returns the final stream, and the penalty on the way to it."""
     keep = regularizer.sites(model.config.layers)
     x, acts = run(model, tokens, segments=batch.segments, positions=batch.positions, keep=keep)
     return x, regularizer(acts, jnp.asarray(batch.segments) > 0)
@@ -84,12 +92,15 @@ def make_optimizer(
     weight_decay: float = 0.1,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Linear warm-up, cosine decay to 10 %, gradients clipped by global norm.
+    """Returns an optimizer: linear warm-up, cosine decay to 10 %, gradients clipped by
+    global norm.
 
-    `adamw` decays matrices only. `muon` (Jordan 2024) orthogonalizes the momentum of the blocks' matrices, its updates
-    scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982); Adam, with Nesterov momentum, updates the rest.
+    `adamw` decays matrices only. `muon` (Jordan 2024) orthogonalizes the momentum of
+    the blocks' matrices, its updates scaled to the size of AdamW's (Liu et al. 2025,
+    arXiv 2502.16982); Adam, with Nesterov momentum, updates the rest.
 
-    Raises ValueError for another kind, and where there are no more steps than warm-up steps.
+    Raises ValueError for another kind, and where there are no more steps than warm-up
+    steps.
     """
     if not 0 <= warmup_steps < steps:
         raise ValueError(f"{warmup_steps} warm-up steps of {steps} steps: expected fewer warm-up steps than steps.")
@@ -109,34 +120,35 @@ def make_optimizer(
     return optax.chain(optax.clip_by_global_norm(clip), optimizer)
 
 
-def _is_matrix(params: Any) -> Any:
+def _is_matrix(params: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def _block_matrices(params: Any) -> Any:
+def _block_matrices(params: PyTree) -> PyTree:
     """Returns the matrices that muon orthogonalizes, [in, out]; None for all others."""
 
-    def dimensions(path: tuple[Any, ...], leaf: Any) -> Any:
+    def dimensions(path: tuple[object, ...], leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
         in_block = path[0] == jax.tree_util.GetAttrKey("blocks")
         return optax.contrib.MuonDimensionNumbers() if in_block and leaf.ndim == 2 else None
 
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-def init_state(model: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
+def init_state(model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
+    """Returns the state before the first step."""
     return TrainState(model, optimizer.init(model), jnp.int32(0))
 
 
 def make_train_step(
     loss: Loss, optimizer: optax.GradientTransformation, seed: int
 ) -> Callable[[TrainState, TrainingBatch], tuple[TrainState, Array]]:
-    """The jitted step: state, batch → next state (the old one is given up), and the mean loss in nats.
+    """Returns the jitted step: state, batch → next state (the old one is given up), and
+    the mean loss in nats.
 
     Randomness depends on (seed, step) alone, so a resumed run repeats it.
     """
 
-    def mean_loss(model: Any, batch: TrainingBatch, key: Shaped[Array, ""]) -> Array:
+    def mean_loss(model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""]) -> Array:
         total, count, _ = loss(model, batch, key)
         return total / jnp.maximum(count, 1)
 
@@ -152,11 +164,12 @@ def make_train_step(
 
 def make_evaluate(
     loss: Loss, batch: TrainingBatch, batch_size: int, mesh: Mesh, seed: int = 0
-) -> Callable[[Any], dict[str, float]]:
-    """A function model → {"loss", "accuracy", "count"} over all predictions of the batch, `batch_size` rows at a time.
+) -> Callable[[Transformer], dict[str, float]]:
+    """Returns a function model → {"loss", "accuracy", "count"} over all predictions of
+    the batch, `batch_size` rows at a time.
 
-    The loss is the mean in nats. The masks of a masked model are the same at each call. Where none of the tokens is
-    predicted, `count` is 0, and loss and accuracy are NaN.
+    The loss is the mean in nats. The masks of a masked model are the same at each call.
+    Where none of the tokens is predicted, `count` is 0, and loss and accuracy are NaN.
     """
     compiled = jax.jit(loss)
     padded = batch.padded_to(batch_size)
@@ -164,7 +177,7 @@ def make_evaluate(
         shard_batch(mesh, padded.take(np.arange(at, at + batch_size))) for at in range(0, padded.rows, batch_size)
     ]
 
-    def evaluate(model: Any) -> dict[str, float]:
+    def evaluate(model: Transformer) -> dict[str, float]:
         key = jax.random.key(seed)
         sums = [compiled(model, part, jax.random.fold_in(key, i)) for i, part in enumerate(slices)]
         total, count, correct = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0).tolist()
@@ -174,8 +187,10 @@ def make_evaluate(
     return evaluate
 
 
-def predictions(model: Any, batch: TrainingBatch) -> Predictions:
-    """Collects what a model predicts at the batch's targets, to tell whether that depends on the text."""
+def predictions(model: Transformer, batch: TrainingBatch) -> Predictions:
+    """Collects what a model predicts at the batch's targets, to tell whether that
+    depends on the text.
+    """
     x, _ = run(model, batch.tokens, segments=batch.segments, positions=batch.positions)
     found = Predictions()
     found.add(logits(model, x), np.asarray(batch.targets) >= 0)
@@ -185,10 +200,12 @@ def predictions(model: Any, batch: TrainingBatch) -> Predictions:
 def batches(
     epoch_rows: Callable[[int], TrainingBatch], batch_size: int, first_step: int, steps: int
 ) -> Iterator[tuple[int, TrainingBatch]]:
-    """Steps `first_step` .. `steps − 1` with their batches; each epoch's last few rows that fill no batch are left out.
+    """Yields steps `first_step` .. `steps − 1` with their batches; each epoch's last
+    few rows that fill no batch are left out.
 
-    `epoch_rows(epoch)` packs one epoch; all have equally many rows, so that a step's batch follows from its number.
-    Raises ValueError where an epoch does not fill one batch.
+    `epoch_rows(epoch)` packs one epoch; all have equally many rows, so that a step's
+    batch follows from its number. Raises ValueError where an epoch does not fill one
+    batch.
     """
     per_epoch, packed, held = 0, None, -1
     for step in range(first_step, steps):

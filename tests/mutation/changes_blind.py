@@ -307,8 +307,8 @@ CHANGES = [
     ),
     Change(
         "jmat/data/sampling.py",
-        "return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}",
-        "return set(tokenizer.all_special_ids)",
+        'return {*tokenizer.all_special_ids} - {encoding.special_id(tokenizer, "unk")}',
+        "return {*tokenizer.all_special_ids}",
         "protocol jmat does not read unknown words",
         "test_sampling.py test_examples.py test_encoding.py",
     ),

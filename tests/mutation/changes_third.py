@@ -446,8 +446,8 @@ _SECOND = [
     ),
     Change(
         "jmat/checkpoint/load.py",
-        "load_model(folder, dtype=dtype, ignore_config=ignore_config, **where)",
-        "load_model(folder, dtype=dtype, **where)",
+        "dtype=dtype, ignore_config=ignore_config, mesh=local_mesh()",
+        "dtype=dtype, mesh=local_mesh()",
         "jmat.load: ignore_config does nothing",
         "test_load.py test_foreign_fields.py test_checkpoint.py",
     ),

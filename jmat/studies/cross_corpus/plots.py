@@ -2,8 +2,8 @@
 
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from collections.abc import Iterable
+from typing import Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
 from jmat.report.names import metric_name, plain, readable
 from jmat.report.plots import share_map
+from jmat.report.rows import Content, Row
 from jmat.studies.cross_corpus.rows import over_layers
 
 # Okabe and Ito's colours, with markers that survive a black-and-white printer.
@@ -22,11 +23,12 @@ _LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 _CURVES = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "$R^2$, cut off at −1"}
 
 
-def plot_pairs(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws heat maps, a panel a metric: fit corpus down, evaluation corpus across, mean over the layers.
+def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws heat maps, a panel a metric: fit corpus down, evaluation corpus across,
+    mean over the layers.
 
-    The logit lens, which is not fitted, stands below the corpora. The maps are those fitted on the
-    most examples. The panels are called as the metrics.
+    The logit lens, which is not fitted, stands below the corpora. The maps are those
+    fitted on the most examples. The panels are called as the metrics.
     """
     rows = over_layers(results["rows"])
     most = max(row["n_fit"] for row in rows)
@@ -51,8 +53,9 @@ def plot_pairs(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure
     return draw({metric: panel(metric) for metric in ("precision@1", "precision@10", "r2")}, layout, **drawing)
 
 
-def plot_learning_curve(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws means over layers against the examples fitted on: a panel a metric and evaluation corpus, a line a map.
+def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws means over layers against the examples fitted on: a panel a metric and
+    evaluation corpus, a line a map.
 
     The panels are called by metric and corpus, such as "precision@1 on docs".
     """
@@ -84,7 +87,7 @@ def plot_learning_curve(results: Mapping[str, Any], **drawing: Unpack[Drawing]) 
     return draw(panels, Layout(panel=(2.8, 2.3), ratio=0.9, columns=len(_CURVES)), **drawing)
 
 
-def _limits(rows: Iterable[Mapping[str, Any]], metric: str) -> tuple[float, float]:
+def _limits(rows: Iterable[Row], metric: str) -> tuple[float, float]:
     """Returns the same ends of the y axis for all corpora; r2 is cut off at −1."""
     values = [row["value"] for row in rows if row["metric"] == metric]
     low, high = max(min(values), -1 if metric == "r2" else -np.inf), max(values)
@@ -92,12 +95,12 @@ def _limits(rows: Iterable[Mapping[str, Any]], metric: str) -> tuple[float, floa
     return low - margin, high + margin
 
 
-def _corpora(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _corpora(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["eval_corpus"] for row in rows))
 
 
 def _labels(corpora: Iterable[str]) -> dict[str, str]:
-    """Files' names for figures: without their folders, unless two are alike."""
+    """Returns files' names for figures: without their folders, unless two are alike."""
     names = {corpus: pathlib.PurePath(corpus).name for corpus in corpora}
     alike = Counter(names.values())
     return {corpus: plain(name if alike[name] == 1 else corpus) for corpus, name in names.items()}

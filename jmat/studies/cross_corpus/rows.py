@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,7 +12,9 @@ from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
 from jmat.metrics.r2 import r2_score, varying
 from jmat.models.family import Transformer
+from jmat.models.sites import Site
 from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, noted
+from jmat.report.rows import Row
 from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows
 
@@ -25,7 +26,7 @@ Streams = Mapping[int, Float[ndarray, "N D"]]  # layer → h_layer at the same e
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Maps from every source layer to the final one, with where they come from."""
+    """Holds maps from every source layer to the final one, with where they come from."""
 
     corpus: str
     n: int
@@ -34,10 +35,12 @@ class Fit:
 
 
 def check_sizes(sizes: Sequence[int], available: int) -> list[int]:
-    """The numbers of examples to fit on, rising; by default those of `SIZES` that there are, and all there are.
+    """Returns the numbers of examples to fit on, rising; by default those of `SIZES`
+    that there are, and all there are.
 
     Raises:
-      ValueError: a number below 1 or above `available`, the fit examples of the smallest corpus.
+      ValueError: a number below 1 or above `available`, the fit examples of the
+        smallest corpus.
     """
     if wrong := [size for size in sizes if not 1 <= size <= available]:
         raise ValueError(f"sizes has {wrong[0]}; expected 1 to {available}, the fit examples of the smallest corpus.")
@@ -53,7 +56,9 @@ def fit_sizes(
     seed: int = 0,
     progress: str | None = None,
 ) -> list[Fit]:
-    """`mat` from every layer to the last, from so many examples each; the fewer are among the more."""
+    """Fits `mat` from every layer to the last, from so many examples each; the fewer
+    are among the more.
+    """
     final = max(streams)
     order = np.random.default_rng(seed).permutation(len(streams[final]))
     layers, fits = sorted(streams.keys() - {final}), []
@@ -79,16 +84,18 @@ def cross_rows(
     groups: Int[ndarray, " N"] | None = None,
     seed: int = 0,
     progress: str | None = None,
-) -> list[dict[str, Any]]:
-    """All fits, and `id`, evaluated on one corpus: rows of results.json with `fit_corpus`, `eval_corpus` and `n_fit`.
+) -> list[Row]:
+    """Evaluates all fits, and `id`, on one corpus: rows of results.json with
+    `fit_corpus`, `eval_corpus` and `n_fit`.
 
-    Intervals are over examples, or whole `groups` of them. `fit_corpus` is null and `n_fit` 0 for `id`, which nothing
-    is fitted for. The full model's predictions are computed once for all of them.
+    Intervals are over examples, or whole `groups` of them. `fit_corpus` is null and
+    `n_fit` 0 for `id`, which nothing is fitted for. The full model's predictions are
+    computed once for all of them.
     """
     final = max(held_out)
     layers = sorted(held_out.keys() - {final})
-    labels: dict[str, dict[str, Any]] = {"id": {"fit_corpus": None, "eval_corpus": corpus, "n_fit": 0, "map": "id"}}
-    shortcuts: dict[tuple[str, int], tuple[Any, ndarray]] = {
+    labels: dict[str, Row] = {"id": {"fit_corpus": None, "eval_corpus": corpus, "n_fit": 0, "map": "id"}}
+    shortcuts: dict[tuple[str, int], tuple[Site, ndarray]] = {
         ("id", layer): (Identity(), held_out[layer]) for layer in layers
     }
     for number, fit in enumerate(fits):
@@ -97,7 +104,7 @@ def cross_rows(
         shortcuts |= {(key, layer): (fit.maps[layer], held_out[layer]) for layer in layers}
     predictions = Predictions()
     values = evaluate(model, held_out[final], shortcuts, predictions=predictions, progress=progress)
-    rows = [
+    rows: list[Row] = [
         {**labels[row["map"]], **{name: value for name, value in row.items() if name != "map"}}
         for row in noted(metric_rows(values, final, groups=groups, seed=seed), predictions.note())
         if row["metric"] in METRICS
@@ -107,23 +114,24 @@ def cross_rows(
     for (key, layer), (shortcut, stream) in shortcuts.items():
         row = {**labels[key], "layer": layer, "target": final, "metric": "r2", "n": len(stream)}
         figure = {"value": None, "note": DOES_NOT_VARY} if constant else _r2(target, np.asarray(shortcut(stream)))
-        rows.append(row | figure)
+        rows.append({**row, **figure})
     return rows
 
 
-def _r2(target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"]) -> dict[str, Any]:
+def _r2(target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"]) -> Row:
     """Returns the fields of a row; a map that overflows has no r2."""
     if not np.isfinite(predicted).all():
         return {"value": None, "note": OVERFLOWS}
     return {"value": r2_score(target, predicted)}
 
 
-def over_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the mean of every metric over the source layers, by fit and evaluation corpus.
+def over_layers(rows: Iterable[Row]) -> list[Row]:
+    """Returns the mean of every metric over the source layers, by fit and evaluation
+    corpus.
 
     A mean has no value where one of the layers has none.
     """
-    values: dict[tuple[Any, ...], list[float | None]] = {}
+    values: dict[tuple[str | int | None, ...], list[float | None]] = {}
     keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")
     for row in rows:
         values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from matplotlib.figure import Figure
 
@@ -14,7 +14,9 @@ from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import chosen_layers
 from jmat.studies.cross_corpus.plots import plot_learning_curve, plot_pairs
 from jmat.studies.cross_corpus.rows import Fit, Streams, check_sizes, cross_rows, fit_sizes, over_layers
@@ -42,7 +44,9 @@ class Options(Settings):
             raise ValueError(f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000.")
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a layer that the model does not have, and for the final one alone."""
+        """Raises ValueError for a layer that the model does not have, and for the final
+        one alone.
+        """
         L = config.layers
         if chosen_layers(self.layers, L) == [L]:
             raise ValueError(f"layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
@@ -56,7 +60,8 @@ def run(
     tokenizer: Tokenizer | None = None,
     say: Say | None = None,
 ) -> Results:
-    """Fits maps on every corpus, from few to all of its examples, and evaluates each on every corpus.
+    """Fits maps on every corpus, from few to all of its examples, and evaluates each on
+    every corpus.
 
     Args:
       model: as `jmat.load` returns it.
@@ -66,12 +71,21 @@ def run(
       say: prints what happens now, beside progress bars; None: quiet.
 
     Returns:
-      Rows for every layer, map (`mat`, `id`), corpus that it was fitted on (`fit_corpus`), number
-      of examples (`n_fit`) and corpus that it was evaluated on (`eval_corpus`).
+      Rows for every layer, map (`mat`, `id`), corpus that it was fitted on
+      (`fit_corpus`), number of examples (`n_fit`) and corpus that it was evaluated on
+      (`eval_corpus`).
 
     Raises:
-      ValueError: as `jmat.studies.settings.read_subject`; no corpus; a layer or a number of
-        examples that is not there.
+      ValueError: as `jmat.studies.settings.read_subject`; no corpus; a layer or a
+        number of examples that is not there.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> corpora = {"even": texts[::2], "odd": texts[1::2]}
+      >>> results = jmat.studies.cross_corpus.run(model, corpora, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     L = model.config.layers
     options.check(model.config)
@@ -86,9 +100,9 @@ def run(
     for name, subject in subjects.items():
         subject.announce(f"corpus {name}")
         fit, held_out[name] = (_read(subject, part, layers, options) for part in ("fit", "eval"))
-        how: dict[str, Any] = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
+        how: Keywords = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
         fits += fit_sizes(name, fit, sizes, **how)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for found in fits:
         if found.problem:
             subject.announce(f"{found.n} examples of {found.corpus}, {found.problem}")
@@ -110,7 +124,9 @@ def _read(subject: Subject, part: str, layers: Sequence[int], options: Options) 
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns two tables of means over the layers: all pairs with the most examples, and the learning curve."""
+    """Returns two tables of means over the layers: all pairs with the most examples,
+    and the learning curve.
+    """
     means = [{**row, "fit_corpus": row["fit_corpus"] or "id"} for row in over_layers(rows)]
     most = max(row["n_fit"] for row in means)
     pairs = [row for row in means if row["n_fit"] in (0, most)]
@@ -124,11 +140,11 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _plot_pairs(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def _plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     title = f"{model_name(results)}: linear map fitted on one corpus, evaluated on another"
     return plot_pairs(results, **titled(drawing, title))
 
 
-def _plot_learning_curve(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def _plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     title = f"{model_name(results)}: linear map over the examples it is fitted on"
     return plot_learning_curve(results, **titled(drawing, title))

@@ -1,7 +1,6 @@
 """The early-exit experiment's figures: curves, layers saved, calibration and measured time, as rows of results.json."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +12,9 @@ from jmat.data.examples import Split
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
+from jmat.models.sites import Site
 from jmat.report.notes import estimate, with_note
+from jmat.report.rows import Row
 from jmat.runtime import hosts
 from jmat.runtime.mesh import local_mesh, place, row_by_row
 from jmat.runtime.timing import medians
@@ -38,7 +39,9 @@ _LENGTHS = 16  # a timed batch's length is a multiple of this, so that few progr
 def top_words(
     model: Transformer, final: Float[ndarray, "N D"], count: int, *, per_batch: int = 256
 ) -> Int[ndarray, " W"]:
-    """The words that the full model has in its top 10 most often at the fit examples: a list for cheap checks."""
+    """Returns the words that the full model has in its top 10 most often at the fit
+    examples: a list for cheap checks.
+    """
     V, mesh = model.config.vocab_size, local_mesh()
     model = place(model, mesh)
 
@@ -57,9 +60,11 @@ def curve_rows(
     cheap: Mapping[str, int],
     *,
     seed: int = 0,
-) -> tuple[list[dict[str, Any]], Outcomes]:
-    """Every threshold of every confidence, the cheap check (`gap_cheap`) and the fixed exit, for `mat` and `id`."""
-    rows: list[dict[str, Any]] = []
+) -> tuple[list[Row], Outcomes]:
+    """Returns the rows of every threshold of every confidence, the cheap check
+    (`gap_cheap`) and the fixed exit, for `mat` and `id`.
+    """
+    rows: list[Row] = []
     outcomes: Outcomes = {}
     reads = {name: reading(values, name, config) for name in ("mat", "id")}
     for kind in (*CONFIDENCES, "gap_cheap"):
@@ -83,11 +88,11 @@ def curve_rows(
     return rows, outcomes
 
 
-def saved_rows(
-    outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *, seed: int = 0
-) -> list[dict[str, Any]]:
-    """Share of the blocks saved at 95 % and 90 % precision@1, with intervals; `mat - id` is the paired difference."""
-    rows = []
+def saved_rows(outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *, seed: int = 0) -> list[Row]:
+    """Returns the share of the blocks saved at 95 % and 90 % precision@1, with
+    intervals; `mat - id` is the paired difference.
+    """
+    rows: list[Row] = []
     for kind in dict.fromkeys(kind for _, kind in outcomes):
         pair = {name: result for (name, of), (_, result) in outcomes.items() if of == kind}
         for level in LEVELS:
@@ -104,14 +109,13 @@ def saved_rows(
     return rows
 
 
-def calibration_rows(
-    outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: float, epsilon: float
-) -> list[dict[str, Any]]:
-    """λ calibrated on the even sentences, its disagreement and saving measured on the odd ones.
+def calibration_rows(outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: float, epsilon: float) -> list[Row]:
+    """Returns λ calibrated on the even sentences, its disagreement and saving measured
+    on the odd ones.
 
     One example a sentence counts, its first: the bound needs independent ones.
     """
-    rows = []
+    rows: list[Row] = []
     first = np.unique(sentences, return_index=True)[1]
     even, odd = first[::2], first[1::2]
     for name in ("mat", "id"):
@@ -145,7 +149,7 @@ def calibration_rows(
 
 def timing_rows(
     model: Transformer,
-    maps: Mapping[int, Any],
+    maps: Mapping[int, Site],
     words: Int[ndarray, " W"],
     check_every: int,
     outcomes: Outcomes,
@@ -153,9 +157,9 @@ def timing_rows(
     protocol: str,
     *,
     level: float = 0.95,
-) -> list[dict[str, Any]]:
-    """Wall clock of passes that truly stop, at the λ that keeps `level`, against the full pass; one example at a time
-    and in batches.
+) -> list[Row]:
+    """Measures the wall clock of passes that truly stop, at the λ that keeps `level`,
+    against the full pass; one example at a time and in batches.
     """
     split, count = sample
     L = model.config.layers
@@ -167,7 +171,7 @@ def timing_rows(
             ExitRule({l: maps[l] for l in range(1, L) if l % check_every == 0}, words),
         ),
     }
-    rows = []
+    rows: list[Row] = []
     for size in (1, count):
         groups = []
         for start in range(0, count, size):
@@ -215,7 +219,9 @@ def _seconds(passes: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def lowest_keeping(curve: tuple[Sequence[float], Outcome], level: float) -> float:
-    """The lowest threshold whose precision@1 is at least `level`; the highest of all where there is none."""
+    """Returns the lowest threshold whose precision@1 is at least `level`; the highest
+    of all where there is none.
+    """
     grid, result = curve
     kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() >= level]
     return float(min(kept, default=max(grid)))
@@ -224,8 +230,8 @@ def lowest_keeping(curve: tuple[Sequence[float], Outcome], level: float) -> floa
 def padded(
     split: Split, count: int, *, causal: bool
 ) -> tuple[Int[ndarray, "B T"], Int[ndarray, " B"], Int[ndarray, " B"]]:
-    """The first examples as one padded batch: tokens, lengths, positions. A causal model's sentences end where they are
-    read.
+    """Returns the first examples as one padded batch: tokens, lengths, positions. A
+    causal model's sentences end where they are read.
     """
     positions = split.positions[:count]
     starts, whole = split.starts[split.rows[:count]], split.lengths[split.rows[:count]]

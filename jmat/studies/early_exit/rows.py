@@ -1,7 +1,7 @@
 """Early exit as rows of results.json: every threshold of every confidence, from one reading of all layers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,6 +12,8 @@ from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.models.config import ModelConfig
 from jmat.models.flops import exit_flops, token_exit_flops
 from jmat.report.notes import estimate
+from jmat.report.rows import Row
+from jmat.runtime.annotations import Keywords
 from jmat.studies.early_exit.thresholds import BERT_POSITION, at_exit, paper_thresholds, patience
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
@@ -21,14 +23,18 @@ CONFIDENCES = ("gap", "max_probability", "entropy", "patience")
 
 
 class Reading(NamedTuple):
-    """The predictions of one kind of map (`mat`, `id`) from every layer, example by example."""
+    """Holds the predictions of one kind of map (`mat`, `id`) from every layer, example
+    by example.
+    """
 
     metrics: Mapping[str, Float[ndarray, "N L1"]]
     confidence: Mapping[str, Float[ndarray, "N L1"]]  # rising with how sure the shortcut is
 
 
 def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, config: ModelConfig) -> Reading:
-    """Collects one map's values over the layers 0 .. L (from `jmat.studies.evaluation.evaluate`)."""
+    """Collects one map's values over the layers 0 .. L (from
+    `jmat.studies.evaluation.evaluate`).
+    """
     by_layer = [values[name, l] for l in range(config.layers + 1)]
     stack = {key: np.stack([v[key] for v in by_layer], axis=1) for key in by_layer[0]}
     confidence = {
@@ -45,8 +51,8 @@ def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, 
 def thresholds_of(
     confidence: str, lambdas: Sequence[float], positions: Int[ndarray, " N"], config: ModelConfig, protocol: str
 ) -> tuple[str, Sequence[float], Float[ndarray, "S #N"]]:
-    """Returns the row key (`lambda` by the paper's rule, else `threshold`), the grid of thresholds, and the threshold
-    of every example.
+    """Returns the row key (`lambda` by the paper's rule, else `threshold`), the grid of
+    thresholds, and the threshold of every example.
     """
     if confidence in ("gap", "short_gap"):
         t = positions
@@ -64,22 +70,24 @@ def exit_rows(
     name: str,
     read: Reading,
     exits: Int[ndarray, "S N"],
-    labels: Sequence[Mapping[str, Any]],
+    labels: Sequence[Row],
     split: Split,
     *,
     check_every: int = 1,
     words: int | None = None,
     seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Returns rows for the exits at each setting: `layers`, precision@k, surprisal, `flops`, and
-    `flops_ratio` to the full pass, over all tokens up to the one that is read.
+) -> list[Row]:
+    """Returns rows for the exits at each setting: `layers`, precision@k, surprisal,
+    `flops`, and `flops_ratio` to the full pass, over all tokens up to the one that is
+    read.
 
-    For causal models also `flops_ratio_token`, the work of one generated token against that of a
-    token that runs all blocks: there the checks weigh more, since the blocks run over one token.
+    For causal models also `flops_ratio_token`, the work of one generated token against
+    that of a token that runs all blocks: there the checks weigh more, since the blocks
+    run over one token.
     """
     tokens = split.positions + 1
     everything = np.full((1, len(tokens)), config.layers)
-    checks: dict[str, Any] = {"check_every": check_every, "words": words, "mapped": name != "id"}
+    checks: Keywords = {"check_every": check_every, "words": words, "mapped": name != "id"}
     flops = exit_flops(config, exits, tokens, **checks)
     full = exit_flops(config, everything, tokens, check_every=config.layers)
     values = {metric: at_exit(read.metrics[metric], exits) for metric in METRICS}

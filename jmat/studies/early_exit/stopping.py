@@ -4,7 +4,6 @@ time.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,19 +13,20 @@ from numpy import ndarray
 from jmat.forward import advance, enter
 from jmat.metrics.predictions import top_2_gap
 from jmat.models.family import Transformer
-from jmat.models.sites import gather
+from jmat.models.sites import Site, gather
 
 
 @dataclasses.dataclass(frozen=True)
 class ExitRule:
-    """When to check the confidence, and with which words of the head.
+    """Says when to check the confidence, and with which words of the head.
 
     Attributes:
       maps: layer → map to the final stream; the layers at which confidence is checked.
-      words: ids of a short list that the check reads, at W/V of the head's cost; None for the whole vocabulary.
+      words: ids of a short list that the check reads, at W/V of the head's cost; None
+        for the whole vocabulary.
     """
 
-    maps: Mapping[int, Any]
+    maps: Mapping[int, Site]
     words: Int[ndarray, " W"] | None = None
 
 
@@ -38,12 +38,15 @@ def run_until_sure(
     thresholds: Float[ndarray, " B"],
     rule: ExitRule,
 ) -> tuple[Int[ndarray, " B"], Int[ndarray, " B"]]:
-    """Predicts at one position of each row; a row leaves the batch at the first check that is above its threshold.
+    """Predicts at one position of each row; a row leaves the batch at the first check
+    that is above its threshold.
 
-    The rows that stay are packed together, up to the next power of two, so the number of compiled programs stays small.
+    The rows that stay are packed together, up to the next power of two, so the number
+    of compiled programs stays small.
 
     Returns:
-      The layer at which each row left (L: ran to the end), and the predicted token, read with the whole head.
+      The layer at which each row left (L: ran to the end), and the predicted token,
+      read with the whole head.
     """
     L, B = model.config.layers, len(tokens)
     layers, predicted = np.full(B, L), np.zeros(B, np.int64)
@@ -81,17 +84,19 @@ def run_fully(
 
 def check(
     model: Transformer,
-    shortcut: Any,
+    shortcut: Site,
     x: Float[Array, "B T D"],
     positions: Int[ndarray, " B"],
     words: Int[ndarray, " W"] | None = None,
 ) -> tuple[Float[Array, "B D"], Float[Array, " B"]]:
-    """Returns what stands in for h_L at the positions, and the gap between the two largest probabilities of `words`."""
+    """Returns what stands in for h_L at the positions, and the gap between the two
+    largest probabilities of `words`.
+    """
     return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions, words)
 
 
 def predict(model: Transformer, x: Float[Array, "B D"]) -> Int[Array, " B"]:
-    """The top token after the final norm and the whole head."""
+    """Returns the top token after the final norm and the whole head."""
     return _predict(model.final_norm, model.head, model.embed.tokens.table[...], x)
 
 

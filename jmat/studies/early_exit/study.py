@@ -5,8 +5,8 @@ threshold, and the clock of a forward pass that truly stops.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Unpack
 
 from matplotlib.figure import Figure
 
@@ -18,14 +18,16 @@ from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer
-from jmat.models.sites import stream_sites
+from jmat.models.sites import Site, stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
 from jmat.report.results import Results, environment
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
 from jmat.runtime import hosts
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, check_share, check_whole
 from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate
@@ -41,8 +43,8 @@ class Options(Settings):
     """Holds the settings of the study.
 
     Attributes:
-      protocol: `din2023` takes one position for all thresholds of a masked model, as the paper's
-        code does; `jmat` takes the position that is read.
+      protocol: `din2023` takes one position for all thresholds of a masked model, as
+        the paper's code does; `jmat` takes the position that is read.
       check_every: the cheap check looks at every so many layers.
       short_list: the cheap check reads so many words of the head.
       delta: disagreement with the full model to stay under, 0 to 1.
@@ -77,7 +79,8 @@ def run(
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:
-    """Fits maps to the final layer and stops at the first layer where one of them is sure.
+    """Fits maps to the final layer and stops at the first layer where one of them is
+    sure.
 
     Of several processes the first one times the passes; all get its figures.
 
@@ -87,14 +90,22 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows for every threshold, confidence and map (`mat`, `id`), for the blocks saved, the
-      calibrated threshold and the clock; and the maps by name, such as `mat.3.12`.
+      Rows for every threshold, confidence and map (`mat`, `id`), for the blocks saved,
+      the calibrated threshold and the clock; and the maps by name, such as `mat.3.12`.
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.early_exit.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, split, every = model.config.layers, subject.examples.eval, options.check_every
@@ -105,7 +116,7 @@ def run(
     streams = [fit[site] for site in sites]
     jumps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
     announce_ranks(subject, solutions)
-    maps: dict[str, dict[int, Any]] = {
+    maps: dict[str, dict[int, Site]] = {
         "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
         "id": dict.fromkeys(range(L + 1), Identity()),
     }
@@ -127,7 +138,7 @@ def run(
         remarks += [_machine()] if hosts.is_first() else []
     named = {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}
     rows = noted(rows, predictions.note())
-    shown: dict[str, Any] = {"tables": table, "figures": {FIGURE: plot}, "remarks": remarks}
+    shown: Keywords = {"tables": table, "figures": {FIGURE: plot}, "remarks": remarks}
     return report("early_exit", subject, options, rows, maps=named, **shown)
 
 
@@ -137,7 +148,7 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(shown, index="lambda", columns=("metric", "map"), metrics=COLUMNS)
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws precision@1 against blocks run and against FLOPs."""
     return plot_early_exit(results, **titled(drawing, f"{model_name(results)}: early exit"))
 

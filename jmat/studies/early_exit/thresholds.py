@@ -24,7 +24,7 @@ BERT_POSITION = 3
 
 
 class Outcome(NamedTuple):
-    """The exit of each example at each threshold."""
+    """Holds the exit of each example at each threshold."""
 
     layers: Int[ndarray, "S N"]  # blocks run
     hits: Float[ndarray, "S N"]  # precision@1 at the exit
@@ -33,7 +33,9 @@ class Outcome(NamedTuple):
 def paper_thresholds(
     lambdas: Sequence[float], positions: Int[ndarray, " N"], mean_length: float
 ) -> Float[ndarray, "S N"]:
-    """`0.9 λ + 0.1 exp(−4 t / N)` for every λ and every example's 0-based position t; N is the mean of t + 1."""
+    """Returns `0.9 λ + 0.1 exp(−4 t / N)` for every λ and every example's 0-based
+    position t; N is the mean of t + 1.
+    """
     decay = 0.1 * np.exp(-4.0 * positions.astype(np.float64) / mean_length)
     return 0.9 * np.asarray(lambdas, np.float64)[:, None] + decay
 
@@ -41,10 +43,12 @@ def paper_thresholds(
 def exit_layers(
     confidence: Float[ndarray, "N L"], thresholds: Float[ndarray, "S #N"], *, check_every: int = 1
 ) -> Int[ndarray, "S N"]:
-    """The first of layers 1 .. L − 1 whose confidence is above the threshold, strictly; L where there is none.
+    """Returns the first of layers 1 .. L − 1 whose confidence is above the threshold,
+    strictly; L where there is none.
 
     Args:
-      confidence: before running block l + 1, for l = 0 .. L − 1. Layer 0, the embedding, never exits.
+      confidence: before running block l + 1, for l = 0 .. L − 1. Layer 0, the
+        embedding, never exits.
       thresholds: one row a setting.
       check_every: look only at layers that are multiples of this.
     """
@@ -62,18 +66,22 @@ def outcome(exits: Int[ndarray, "S N"], hits: Float[ndarray, "N L1"]) -> Outcome
 
 
 def at_exit(values: Float[ndarray, "N L1"], exits: Int[ndarray, "S N"]) -> Float[ndarray, "S N"]:
-    """Each example's value at the layer at which it leaves."""
+    """Returns each example's value at the layer at which it leaves."""
     return values[np.arange(len(values)), exits]
 
 
 def fixed_exit(hits: Float[ndarray, "N L1"]) -> Outcome:
-    """The comparison curve: every example leaves at the same layer, 0 .. L."""
+    """Returns the exits of the comparison curve: every example leaves at the same
+    layer, 0 .. L.
+    """
     N, layers = hits.shape
     return outcome(np.broadcast_to(np.arange(layers)[:, None], (layers, N)), hits)
 
 
 def patience(top_1: Int[ndarray, "N L1"]) -> Int[ndarray, "N L1"]:
-    """Returns how many layers in a row, up to each one, agree with the one before on the top token."""
+    """Returns how many layers in a row, up to each one, agree with the one before on
+    the top token.
+    """
     runs = np.zeros(top_1.shape, np.int64)
     for l in range(1, top_1.shape[1]):
         runs[:, l] = np.where(top_1[:, l] == top_1[:, l - 1], runs[:, l - 1] + 1, 0)
@@ -81,10 +89,12 @@ def patience(top_1: Int[ndarray, "N L1"]) -> Int[ndarray, "N L1"]:
 
 
 def layers_at(outcome: Outcome, level: float, weights: Float[ndarray, "K N"]) -> Float[ndarray, " K"]:
-    """Blocks run where precision@1 reaches `level`, by linear interpolation of the (blocks, precision) curve.
+    """Returns the number of blocks run where precision@1 reaches `level`, by linear
+    interpolation of the (blocks, precision) curve.
 
-    The curve is read from few blocks to many, and precision taken as the best so far, so that the crossing is the
-    first. `weights` [K, N] weigh the examples (bootstrap counts); one answer a row.
+    The curve is read from few blocks to many, and precision taken as the best so far,
+    so that the crossing is the first. `weights` [K, N] weigh the examples (bootstrap
+    counts); one answer a row.
     """
     weights = weights / weights.sum(1, keepdims=True)
     layers, precision = weights @ outcome.layers.T, weights @ outcome.hits.T
@@ -115,11 +125,12 @@ def layers_saved(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, tuple[float, float, float]]:
-    """Share of the blocks that is saved at a precision, per map, and pairwise differences (`mat - id`): mean, low,
-    high.
+    """Returns the share of the blocks that is saved at a precision, per map, and
+    pairwise differences (`mat - id`): mean, low, high.
 
-    Intervals are 95 % percentile bootstrap over examples, or whole groups of them, the same resamples for all maps, so
-    differences are paired. The ends are NaN where there is but one example or group.
+    Intervals are 95 % percentile bootstrap over examples, or whole groups of them, the
+    same resamples for all maps, so differences are paired. The ends are NaN where there
+    is but one example or group.
     """
     n = next(iter(outcomes.values())).hits.shape[1]
     weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
@@ -135,15 +146,18 @@ def layers_saved(
 
 
 def calibrate(outcome: Outcome, thresholds: Sequence[float], *, delta: float, epsilon: float) -> float | None:
-    """The lowest threshold that keeps disagreement with the full model under `delta` with confidence 1 − `epsilon`.
+    """Returns the lowest threshold that keeps disagreement with the full model under
+    `delta` with confidence 1 − `epsilon`.
 
-    Learn then Test (Angelopoulos et al. 2021): thresholds are tested from the safest down, each with Hoeffding's
-    p-value `exp(−2 n (δ − risk)²)`; the first that is not rejected ends the sequence. None: not even the safest passes.
+    Learn then Test (Angelopoulos et al. 2021): thresholds are tested from the safest
+    down, each with Hoeffding's p-value `exp(−2 n (δ − risk)²)`; the first that is not
+    rejected ends the sequence. None: not even the safest passes.
 
     Args:
       outcome: at each threshold, in the order of `thresholds`, on calibration data.
       thresholds: rising.
-      delta: bound on the share of examples whose prediction differs from the full model's.
+      delta: bound on the share of examples whose prediction differs from the full
+        model's.
       epsilon: chance that the bound fails.
     """
     n = outcome.hits.shape[1]

@@ -25,10 +25,11 @@ _SAME = 1e-8  # public_code: against the mean norm, points nearer than this are 
 
 
 def log_ratios(points: Float[ndarray, "N D"]) -> Float[ndarray, " n"]:
-    """Returns log μ of every distinct point, rising; the neighbours are scikit-learn's, Euclidean.
+    """Returns log μ of every distinct point, rising; the neighbours are scikit-learn's,
+    Euclidean.
 
     Raises:
-        ValueError: fewer than four distinct points.
+      ValueError: fewer than four distinct points.
     """
     distinct = np.unique(points.astype(np.float64), axis=0)
     if len(distinct) < 4:
@@ -38,15 +39,16 @@ def log_ratios(points: Float[ndarray, "N D"]) -> Float[ndarray, " n"]:
 
 
 def maximum_likelihood(ratios: Float[ndarray, " n"]) -> tuple[float, float, float]:
-    """Returns the dimension with its exact 95 % interval under the density above, `(value, low, high)`.
+    """Returns the dimension with its exact 95 % interval under the density above,
+    `(value, low, high)`.
 
     High dimensions are underestimated where there are few points.
 
     Args:
-        ratios: as `log_ratios` gives them.
+      ratios: as `log_ratios` gives them.
 
     Raises:
-        ValueError: every point's two neighbours are equally far.
+      ValueError: every point's two neighbours are equally far.
     """
     n, total = len(ratios), float(ratios.sum())
     _check_spread(total)
@@ -55,14 +57,15 @@ def maximum_likelihood(ratios: Float[ndarray, " n"]) -> tuple[float, float, floa
 
 
 def linear_fit(ratios: Float[ndarray, " n"]) -> float:
-    """Returns the slope through the origin of `−log(1 − F)` over the ratios but for the largest
-    tenth. It has no interval: neighbouring points of a distribution function are not independent.
+    """Returns the slope through the origin of `−log(1 − F)` over the ratios but for the
+    largest tenth. It has no interval: neighbouring points of a distribution function
+    are not independent.
 
     Args:
-        ratios: as `log_ratios` gives them.
+      ratios: as `log_ratios` gives them.
 
     Raises:
-        ValueError: the two neighbours of all points that are left are equally far.
+      ValueError: the two neighbours of all points that are left are equally far.
     """
     n = len(ratios)
     kept = ratios[: int(n * (1 - DISCARDED))]
@@ -72,10 +75,12 @@ def linear_fit(ratios: Float[ndarray, " n"]) -> float:
 
 
 def public_code(points: Float[ndarray, "N D"]) -> float:
-    """Returns the slope of the fit to the lowest fifth of the ratios, repeated points counted in F.
+    """Returns the slope of the fit to the lowest fifth of the ratios, repeated points
+    counted in F.
 
     Raises:
-        ValueError: fewer than five points have a second neighbour farther than their first.
+      ValueError: fewer than five points have a second neighbour farther than their
+        first.
     """
     wide = points.astype(np.float64)
     N = len(wide)

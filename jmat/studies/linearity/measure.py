@@ -7,12 +7,11 @@ in-sample score follow, the second applies the maps to other sentences and keeps
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair, mean
@@ -21,18 +20,22 @@ from jmat.capture.stream import block_by_block, stream_moments, token_inputs
 from jmat.capture.sweep import example_numbers, sweep
 from jmat.data.batches import Batch
 from jmat.maps.from_moments import Linearity, anisotropy, fit, linearity
-from jmat.maps.least_squares import centre, energy, factorise_each
+from jmat.maps.least_squares import Solution, centre, energy, factorise_each
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.report.rows import Row
 from jmat.runtime import hosts
+from jmat.runtime.annotations import Leaf
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.precision import float64
 
-Labels = dict[Pair, dict[str, Any]]  # a pair of sites, and what its rows of results.json say: map, layer, target
+Labels = dict[Pair, Row]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
 
 def step_pairs(layers: int, *, all_pairs: bool = False) -> Labels:
-    """`mat`: from every layer to the next, h_i → h_{i+1}, the last one included; or to all later ones."""
+    """Returns the pairs of `mat`: from every layer to the next, h_i → h_{i+1}, the last
+    one included; or to all later ones.
+    """
     streams = stream_sites(layers)
     return {
         (streams[i], streams[j]): {"map": "mat", "layer": i, "target": j}
@@ -42,7 +45,8 @@ def step_pairs(layers: int, *, all_pairs: bool = False) -> Labels:
 
 
 def part_pairs(layers: int) -> Labels:
-    """`ln_1`, `attn`, `ln_2`, `ffn`: from every sub-module's input to its output, before the residual add.
+    """Returns the pairs of `ln_1`, `attn`, `ln_2`, `ffn`: from every sub-module's input
+    to its output, before the residual add.
 
     `layer` is the block, from 0.
     """
@@ -55,17 +59,18 @@ def part_pairs(layers: int) -> Labels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerToken:
-    """One pair on the evaluation text: numbers per token, in the order of `Measured.tokens`.
+    """Holds the figures of one pair on the evaluation text: numbers per token, in the
+    order of `Measured.tokens`.
 
     Attributes:
-        error: `||y − ŷ||²` for the affine map fitted on other text.
-        total: `||y − ȳ||²`.
-        change: `||(y − x) − mean||²`, what is added to the stream.
-        ratio: `||y − x|| / ||x||`, the norm of what is added against that of the stream.
-        cosine: of x and y.
+      error: `||y − ŷ||²` for the affine map fitted on other text.
+      total: `||y − ȳ||²`.
+      change: `||(y − x) − mean||²`, what is added to the stream.
+      ratio: `||y − x|| / ||x||`, the norm of what is added against that of the stream.
+      cosine: of x and y.
 
-    The means in `total` and `change` are the fit text's; `off_total` and `off_change` are what the evaluation text's
-    own would take off their sums.
+    The means in `total` and `change` are the fit text's; `off_total` and `off_change`
+    are what the evaluation text's own would take off their sums.
     """
 
     error: Float[ndarray, " N"]
@@ -79,14 +84,14 @@ class PerToken:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """The measurements of one model.
+    """Holds the measurements of one model.
 
     Attributes:
-        in_sample: both scores of each pair, on the fit text.
-        rank: of each source.
-        per_token: of each pair, on the evaluation text.
-        tokens: index in the evaluation split of each token read, rising.
-        anisotropy: of h_0 .. h_L, on the fit text.
+      in_sample: both scores of each pair, on the fit text.
+      rank: of each source.
+      per_token: of each pair, on the evaluation text.
+      tokens: index in the evaluation split of each token read, rising.
+      anisotropy: of h_0 .. h_L, on the fit text.
     """
 
     in_sample: dict[Pair, Linearity]
@@ -106,10 +111,11 @@ def measure(
     snapshots: Snapshots | None = None,
     progress: str | None = None,
 ) -> Measured:
-    """Fits an affine map for every pair on one text, and applies it to the other (`packed_batches`).
+    """Fits an affine map for every pair on one text, and applies it to the other
+    (`packed_batches`).
 
-    Each host goes through its share of the batches; all hosts get all results. A first pass that was killed goes on
-    from its `snapshots`.
+    Each host goes through its share of the batches; all hosts get all results. A first
+    pass that was killed goes on from its `snapshots`.
 
     Memory: `Moments` for the pairs, and 20 bytes a pair for each evaluation token.
 
@@ -140,9 +146,11 @@ def measure(
 
 
 def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int, int], float]:
-    """In-sample linearity of h_j in h_i for all i < j, from stored activations h_0 .. h_L; within 1e-6 of float64.
+    """Returns the in-sample linearity of h_j in h_i for all i < j, from stored
+    activations h_0 .. h_L; within 1e-6 of float64.
 
-    One factorisation for every i, and one product of matrices for every pair. 1 where h_j does not vary.
+    One factorisation for every i, and one product of matrices for every pair. 1 where
+    h_j does not vary.
 
     Raises ValueError for NaN and infinity.
     """
@@ -158,14 +166,15 @@ def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Affine:
-    W: Any
-    bias: Any
-    x_mean: Any
-    y_mean: Any
+    W: Leaf[Array | ndarray]
+    bias: Leaf[Array | ndarray]
+    x_mean: Leaf[Array | ndarray]
+    y_mean: Leaf[Array | ndarray]
 
 
-def _affine(moments: Moments, pair: Pair, solution: Any, columns: slice) -> _Affine:
+def _affine(moments: Moments, pair: Pair, solution: Solution, columns: slice) -> _Affine:
     x_mean, y_mean = (np.asarray(mean(moments, site)) for site in pair)
+    assert solution.bias is not None
     return _Affine(solution.weights[:, columns], solution.bias[columns], x_mean, y_mean)
 
 
@@ -181,9 +190,9 @@ def _apply(
     with float64():
         placed = dict(zip(pairs, replicate(mesh, [maps[pair] for pair in pairs]), strict=True))
     parts = block_by_block(place(model, mesh), pairs)
-    sums: dict[Pair, Any] = dict.fromkeys(pairs, 0)  # [B, 2, D], over the batches of this process
+    sums: dict[Pair, jax.Array | int] = dict.fromkeys(pairs, 0)  # [B, 2, D], over the batches of this process
 
-    def compute(inputs: tuple[Any, Any, Any, Any]) -> list[jax.Array]:
+    def compute(inputs: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> list[jax.Array]:
         *where, weights = inputs
         values = {}
         for acts in parts(*where):
@@ -211,7 +220,9 @@ def _apply(
 
 @jax.jit
 def _scalars(affine, x, y, weights):
-    """[B, T, 5], float32 once computed, and two sums of vectors a row, [B, 2, D]: devices need not meet."""
+    """Returns [B, T, 5], float32 once computed, and two sums of vectors a row, [B, 2,
+    D]: devices need not meet.
+    """
     x, y, w = x.astype(jnp.float64), y.astype(jnp.float64), weights.astype(jnp.float64)[..., None]
     predicted = jnp.matmul(x, affine.W, precision=jax.lax.Precision.HIGHEST) + affine.bias
     centred = y - affine.y_mean

@@ -1,7 +1,7 @@
 """Draws the figures of the study from its rows."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from jmat.report.axes import layer_axis, plain_log_axis
 from jmat.report.drawing import Drawing, Layout, Look, Panel, draw, key, line, titled
 from jmat.report.names import PARTS, model_name, readable, short_paths
 from jmat.report.plots import plot_r2
-from jmat.report.tables import Row
+from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.linearity.report import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
 
@@ -35,11 +35,13 @@ _PARTS: dict[str, tuple[Look, float]] = {
 _PARTS_PANEL = "sub-modules"
 
 
-def plot_linearity(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws linearity over the layers: of each step with and without the residual, and of the sub-modules.
+def plot_linearity(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws linearity over the layers: of each step with and without the residual, and
+    of the sub-modules.
 
-    Steps have three estimators: in sample, adjusted, held out; sub-modules are held out. The panels
-    are called `linearity`, `linearity_without_residual` and `sub-modules`.
+    Steps have three estimators: in sample, adjusted, held out; sub-modules are held
+    out. The panels are called `linearity`, `linearity_without_residual` and
+    `sub-modules`.
     """
     steps, parts = step_rows(results["rows"]), [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES]
     parts = [row for row in parts if row["metric"] == "linearity_held_out"]
@@ -69,8 +71,9 @@ def plot_linearity(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Fi
     return draw(panels, Layout(panel=(2.9, 2.7), narrowest=1.6, ratio=1.05), **titled(drawing, model_name(results)))
 
 
-def plot_geometry(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws over the layers: size of a block's addition against the stream, cosine of neighbours, anisotropy.
+def plot_geometry(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws over the layers: size of a block's addition against the stream, cosine of
+    neighbours, anisotropy.
 
     The panels are called as the metrics: `contribution_norm`, `cosine`, `anisotropy`.
     """
@@ -91,8 +94,9 @@ def plot_geometry(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Fig
     return draw({metric: panel(metric) for metric in GEOMETRY}, layout, **titled(drawing, model_name(results)))
 
 
-def plot_errors(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws histograms of the tokens' errors, a column a layer; the axis ends where the errors do.
+def plot_errors(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws histograms of the tokens' errors, a column a layer; the axis ends where the
+    errors do.
 
     Raises:
       NothingToDrawError: there is nothing to draw.
@@ -123,8 +127,9 @@ def plot_errors(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figur
     return draw({"errors": Panel(fill)}, layout, **titled(drawing, model_name(results)))
 
 
-def plot_checkpoints(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws held-out linearity of each step over the checkpoints, in their order; darker lines are later layers.
+def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws held-out linearity of each step over the checkpoints, in their order;
+    darker lines are later layers.
 
     The panels are called `linearity` and `linearity_without_residual`.
 
@@ -163,7 +168,7 @@ def plot_checkpoints(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> 
     return draw({score: panel(score) for score in _SCORES}, layout, **titled(drawing, model_name(results)))
 
 
-def plot_difference(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot_difference(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws over the layers: the model's held-out linearity minus the other's."""
     rows = next_steps(results["rows"])
     names = [results.get("config", {}).get("model", ""), *(row["against"] for row in rows if "against" in row)]
@@ -181,14 +186,16 @@ def plot_difference(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> F
     return draw({"difference": Panel(fill, keys)}, layout, **titled(drawing, title))
 
 
-def plot_pairs(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws a heat map of held-out linearity of all pairs of layers; the panel is called `mat`."""
-    own = {**results, "rows": own_rows(results["rows"])}
+def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws a heat map of held-out linearity of all pairs of layers; the panel is
+    called `mat`.
+    """
+    own: Content = {**results, "rows": own_rows(results["rows"])}
     title = f"{model_name(results)}: linearity of all pairs"
     return plot_r2(own, metric="linearity_held_out", **titled(drawing, title))
 
 
-def _by_layer(panel: Axes, rows: Sequence[Row], look: Look, **style: Any) -> None:
+def _by_layer(panel: Axes, rows: Sequence[Row], look: Look, **style: str | float | int) -> None:
     mine = sorted((row for row in rows if row["value"] is not None), key=lambda row: row["layer"])
     line(panel, [row["layer"] for row in mine], mine, look, **style)
     panel.set_xlabel("layer")

@@ -1,7 +1,6 @@
 """Reports a linearity run: rows of results.json with intervals, and figures drawn from these rows alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +10,7 @@ from jmat.capture.moments import Pair
 from jmat.data.examples import Split
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.report.notes import DOES_NOT_VARY, estimate
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 from jmat.studies.linearity.intrinsic import linear_fit, log_ratios, maximum_likelihood, public_code
 from jmat.studies.linearity.measure import Labels, Measured, PerToken
 
@@ -38,11 +37,12 @@ _OFTEN = 10
 def resampled(
     measured: Measured, split: Split, labels: Labels, *, samples: int = 200, seed: int = 0
 ) -> dict[tuple[Pair, str], Float[ndarray, " S"]]:
-    """Held-out figures of every pair under bootstrap resamples of the sentences; number 0 is the data itself.
+    """Returns held-out figures of every pair under bootstrap resamples of the
+    sentences; number 0 is the data itself.
 
-    Sentences and not tokens are drawn, since tokens of one sentence are alike. The same seed draws the same sentences
-    for every model, so differences of models are paired. NaN where a target does not vary, and in all resamples of a
-    single sentence.
+    Sentences and not tokens are drawn, since tokens of one sentence are alike. The same
+    seed draws the same sentences for every model, so differences of models are paired.
+    NaN where a target does not vary, and in all resamples of a single sentence.
     """
     _, sentence = np.unique(
         np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens], return_inverse=True
@@ -75,13 +75,15 @@ def resampled(
 
 def linearity_rows(
     measured: Measured, labels: Labels, held_out: Mapping[tuple[Pair, str], Float[ndarray, " S"]]
-) -> list[dict[str, Any]]:
-    """Every pair's in-sample, adjusted and held-out scores, with intervals of the latter; anisotropy of every layer.
+) -> list[Row]:
+    """Returns the rows of every pair's in-sample, adjusted and held-out scores, with
+    intervals of the latter; anisotropy of every layer.
 
-    Metrics: `linearity` and `linearity_without_residual`, each also with `_adjusted` and `_held_out`; for steps from
-    layer to layer `contribution_norm`, the mean over tokens of `||y − x|| / ||x||`, and their mean `cosine`.
+    Metrics: `linearity` and `linearity_without_residual`, each also with `_adjusted`
+    and `_held_out`; for steps from layer to layer `contribution_norm`, the mean over
+    tokens of `||y − x|| / ||x||`, and their mean `cosine`.
     """
-    rows = []
+    rows: list[Row] = []
     for pair, label in labels.items():
         found = measured.in_sample[pair]
         for name, score in (("linearity", found.score), ("linearity_without_residual", found.without_residual)):
@@ -104,20 +106,23 @@ def difference_rows(
     mine: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
     theirs: Mapping[tuple[Pair, str], Float[ndarray, " S"]],
     n: int,
-) -> list[dict[str, Any]]:
-    """Held-out figures of one model minus those of another on the same sentences: `METRIC_difference`, paired."""
+) -> list[Row]:
+    """Returns held-out figures of one model minus those of another on the same
+    sentences: `METRIC_difference`, paired.
+    """
     return [
         _interval_row(labels[pair], f"{metric}_difference", values - theirs[pair, metric], n)
         for (pair, metric), values in mine.items()
     ]
 
 
-def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, Any]]:
-    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of `jmat.studies.linearity.intrinsic`,
-    or why there is none: `intrinsic_dimension` by maximum likelihood, with its interval,
-    `intrinsic_dimension_fit` by the linear fit, `intrinsic_dimension_public_code`.
+def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[Row]:
+    """Returns the intrinsic dimension of h_0, h_1, … by every estimator of
+    `jmat.studies.linearity.intrinsic`, or why there is none: `intrinsic_dimension` by
+    maximum likelihood, with its interval, `intrinsic_dimension_fit` by the linear fit,
+    `intrinsic_dimension_public_code`.
     """
-    rows = []
+    rows: list[Row] = []
     for layer, points in enumerate(streams):
         for estimator, metric in DIMENSIONS.items():
             label = {"map": "stream", "layer": layer, "metric": metric, "estimator": estimator}
@@ -129,7 +134,7 @@ def dimension_rows(streams: Iterable[Float[ndarray, "N D"]]) -> list[dict[str, A
     return rows
 
 
-def _dimension(estimator: str, points: Float[ndarray, "N D"]) -> dict[str, Any]:
+def _dimension(estimator: str, points: Float[ndarray, "N D"]) -> Row:
     if estimator == "public_code":
         return {"value": public_code(points)}
     ratios = log_ratios(points)
@@ -138,27 +143,29 @@ def _dimension(estimator: str, points: Float[ndarray, "N D"]) -> dict[str, Any]:
     return dict(zip(("value", "low", "high"), maximum_likelihood(ratios), strict=True))
 
 
-def error_rows(measured: Measured, labels: Labels) -> list[dict[str, Any]]:
-    """Histogram of each step's errors: `token_error_share` of the tokens whose squared error is between `error_from`
-    and `error_to` times the mean spread of the target; what lies beyond the ends is in the first or last bin.
-    """  # fmt: skip
-    rows = []
+def error_rows(measured: Measured, labels: Labels) -> list[Row]:
+    """Returns a histogram of each step's errors: `token_error_share` of the tokens
+    whose squared error is between `error_from` and `error_to` times the mean spread of
+    the target; what lies beyond the ends is in the first or last bin.
+    """
+    rows: list[Row] = []
     edges = 10.0**ERROR_BINS
     for pair in _varying_steps(measured, labels):
         error = np.clip(_relative(measured.per_token[pair]), edges[0], edges[-1] * (1 - 1e-9))
         counts, _ = np.histogram(error, bins=edges)
         for k in np.flatnonzero(counts):
             bounds = {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
-            rows.append(_row(labels[pair] | bounds, "token_error_share", counts[k] / len(error), len(error)))
+            rows.append(_row({**labels[pair], **bounds}, "token_error_share", counts[k] / len(error), len(error)))
     return rows
 
 
 def token_rows(
     measured: Measured, split: Split, labels: Labels, decode: Callable[[int], str], *, count: int = 20
-) -> list[dict[str, Any]]:
-    """The kinds of token that are least and most linear: `token_error`, mean over their occurrences and all steps of
-    the squared error against the mean spread of the target. Rare ones, of fewer than 10 occurrences, are left out.
-    """  # fmt: skip
+) -> list[Row]:
+    """Returns the kinds of token that are least and most linear: `token_error`, mean
+    over their occurrences and all steps of the squared error against the mean spread of
+    the target. Rare ones, of fewer than 10 occurrences, are left out.
+    """
     steps = _varying_steps(measured, labels)
     if not steps:
         return []
@@ -169,7 +176,7 @@ def token_rows(
     order = known[np.argsort(means[known], kind="stable")]
     half = len(order) // 2  # no kind is at both ends
     least, most = order[half:][::-1][:count], order[:half][:count]
-    rows = []
+    rows: list[Row] = []
     for extreme, chosen in (("least_linear", least), ("most_linear", most)):
         for k in chosen:
             token = {"map": "mat", "extreme": extreme, "token": decode(int(ids[k])), "token_id": int(ids[k])}
@@ -189,33 +196,39 @@ def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
 
 
 def _relative(each: PerToken) -> Float[ndarray, " N"]:
-    """Error of each token against the mean spread: the mean is 1 − linearity."""
+    """Returns the error of each token against the mean spread: the mean is 1 −
+    linearity.
+    """
     return each.error.astype(np.float64) / each.total.mean(dtype=np.float64)
 
 
-def _interval_row(label: Mapping[str, Any], metric: str, values: Float[ndarray, " S"], n: int) -> dict[str, Any]:
+def _interval_row(label: Row, metric: str, values: Float[ndarray, " S"], n: int) -> Row:
     row = _row(label, metric, values[0], n, note=ZERO if metric in GEOMETRY else DOES_NOT_VARY)
     if row["value"] is None:
         return row
     ends = np.percentile(values[1:], [2.5, 97.5]) if np.isfinite(values).all() else (np.nan, np.nan)
-    return row | estimate(values[0], *ends)
+    return {**row, **estimate(values[0], *ends)}
 
 
-def _row(label: Mapping[str, Any], metric: str, value: Any, n: int, note: str = DOES_NOT_VARY) -> dict[str, Any]:
+def _row(label: Row, metric: str, value: float | int | np.number, n: int, note: str = DOES_NOT_VARY) -> Row:
     row = {**label, "metric": metric, "value": float(value), "n": n}
     return row if np.isfinite(value) else row | {"value": None, "note": note}
 
 
 def own_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the model itself: not those of checkpoints, of another model, or of differences."""
+    """Returns the rows of the model itself: not those of checkpoints, of another model,
+    or of differences.
+    """
     return [row for row in rows if not {"checkpoint", "against"} & row.keys()]
 
 
 def step_rows(rows: Sequence[Row]) -> list[Row]:
-    """The model's rows of steps from a layer to the next."""
+    """Returns the model's rows of steps from a layer to the next."""
     return next_steps(own_rows(rows))
 
 
 def next_steps(rows: Sequence[Row]) -> list[Row]:
-    """The rows of steps from a layer to the next, of whatever model or difference."""
+    """Returns the rows of steps from a layer to the next, of whatever model or
+    difference.
+    """
     return [row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]

@@ -5,11 +5,13 @@ Razzhigaev et al. 2024 (arXiv 2405.12250): in sample, adjusted, and held out wit
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from jaxtyping import Float
 from matplotlib.figure import Figure
+from numpy import ndarray
 
 from jmat.capture.activations import check_examples
+from jmat.capture.moments import Pair
 from jmat.capture.shared import SharedActivations
 from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
@@ -17,7 +19,8 @@ from jmat.data.examples import Examples
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Row
+from jmat.report.tables import format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import plots
@@ -61,7 +64,8 @@ def run(
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:
-    """Fits an affine map for every pair of sites on one text, and measures what it explains there and on another.
+    """Fits an affine map for every pair of sites on one text, and measures what it
+    explains there and on another.
 
     Args:
       model: as `jmat.load` returns it.
@@ -71,14 +75,22 @@ def run(
       revisions: earlier checkpoints of the model by name, in order.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows for every pair of sites, for checkpoints (`checkpoint`), and for the other model and
-      the difference to it (`against`).
+      Rows for every pair of sites, for checkpoints (`checkpoint`), and for the other
+      model and the difference to it (`against`).
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`; a model of another shape.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.linearity.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
     others = {f"revision-{k}": (name, other) for k, (name, other) in enumerate((revisions or {}).items())}
@@ -96,7 +108,9 @@ def run(
     )
     subject.announce(f"{_tokens_in(batches[0])} tokens to fit on, {_tokens_in(batches[1])} to evaluate on")
 
-    def measured(kept: str, words: str, other: Transformer) -> tuple[Measured, dict[Any, Any]]:
+    def measured(
+        kept: str, words: str, other: Transformer
+    ) -> tuple[Measured, dict[tuple[Pair, str], Float[ndarray, " S"]]]:
         own = snapshots(subject, options, kept, None if other is model else other)
         found = measure(other, *batches, labels, snapshots=own, progress=subject.bar(words))
         return found, rows_of.resampled(found, held_out, labels, seed=options.seed)
@@ -114,13 +128,15 @@ def run(
         theirs = rows_of.linearity_rows(found, labels, values)
         if key == "against":
             theirs += rows_of.difference_rows(labels, figures, values, len(found.tokens))
-        rows += [row | {key: name} for row in theirs]
+        rows += [{**row, key: name} for row in theirs]
     drawn = _figures(options, bool(revisions), "against" in others)
     return report("linearity", subject, options, rows, tables=table, figures=drawn)
 
 
 def check_comparable(model: Transformer, name: str, other: Transformer) -> None:
-    """Raises ValueError for a model whose kind or shape is not that of the model to compare it with."""
+    """Raises ValueError for a model whose kind or shape is not that of the model to
+    compare it with.
+    """
     check_same_kind(name, other.config.causal, model.name, model.config.causal)
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (model, other))
     if mine != theirs:
@@ -186,7 +202,7 @@ def _tokens_in(batches: Sequence[Batch]) -> int:
 
 def _decoder(tokenizer: Tokenizer | None) -> Callable[[int], str]:
     """Returns a function from a token's id to its text; the id itself where there is no tokenizer."""
-    decode: Any = getattr(tokenizer, "decode", None)
+    decode = getattr(tokenizer, "decode", None)
     return (lambda token: f"#{token}") if decode is None else (lambda token: decode([token]))
 
 

@@ -20,7 +20,8 @@ class Claim(NamedTuple):
       statement: what it claims.
       published: its own figures.
       rule: when the claim holds here.
-      decide: returns whether it does, and the figures here; raises `rules.NotTestedError`.
+      decide: returns whether it does, and the figures here; raises
+        `rules.NotTestedError`.
     """
 
     paper: str
@@ -31,7 +32,9 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Holds what became of a claim: `holds`, `does not hold` or `not tested`, and the figures that decide it."""
+    """Holds what became of a claim: `holds`, `does not hold` or `not tested`, and the
+    figures that decide it.
+    """
 
     paper: str
     statement: str

@@ -6,13 +6,14 @@ import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import matplotlib as mpl
 from matplotlib.colors import to_hex
 
 from jmat.report.results import Results, read_results
-from jmat.report.tables import Row
+from jmat.report.rows import Row
+from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import is_temporary, save_atomically
 from jmat.runtime.json_files import read_json_object
@@ -36,7 +37,7 @@ class Finished(NamedTuple):
       peek: what `peek` shows; None for all other studies.
     """
 
-    config: Mapping[str, Any]
+    config: Fields
     rows: Sequence[Row]
     seconds: float
     read_back: bool = False
@@ -77,7 +78,9 @@ def _figures(results: Results) -> dict[str, str]:
 
 
 def save(folder: pathlib.Path, results: Results, done: Finished, *, say: Say) -> None:
-    """Writes the files that the study's script would write, and beside them its figures as SVG, and its duration."""
+    """Writes the files that the study's script would write, and beside them its figures
+    as SVG, and its duration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if is_temporary(path.name) and path.is_file():  # a run was killed while it wrote there
@@ -90,7 +93,8 @@ def save(folder: pathlib.Path, results: Results, done: Finished, *, say: Say) ->
 
 
 def read(folder: pathlib.Path, expected: Results) -> Finished | None:
-    """Returns the study's results in a folder; None where there are none of these settings, text, model and jmat.
+    """Returns the study's results in a folder; None where there are none of these
+    settings, text, model and jmat.
 
     Results that are damaged count as none: the study is run again.
     """
@@ -98,7 +102,7 @@ def read(folder: pathlib.Path, expected: Results) -> Finished | None:
         found = read_results(folder)
         beside = read_json_object(folder / PAGE)
         seconds, figures = float(beside["seconds"]), dict(beside["figures"])
-        seen: Any = read_json_object(folder / "peek.json") if expected.experiment == "peek" else None
+        seen = cast(Peek, read_json_object(folder / "peek.json")) if expected.experiment == "peek" else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
     texts = [{key: dict(text or {}).get(key) for key in ("fit", "eval")} for text in (found["text"], expected.text)]
@@ -114,7 +118,7 @@ def read(folder: pathlib.Path, expected: Results) -> Finished | None:
     return Finished(_plain(found["config"]), found["rows"], seconds, True, figures, seen)
 
 
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(config: Fields) -> JsonObject:
     """Returns settings as JSON holds them, without those that change no figure."""
     kept = {name: value for name, value in config.items() if name not in _NOT_SETTINGS}
     return json.loads(json.dumps(kept, default=str))

@@ -34,7 +34,8 @@ _Kind = TypeVar("_Kind", bound=Settings)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ReadingSettings):
-    """Holds the settings of all studies; each takes those that it has, and else its own defaults.
+    """Holds the settings of all studies; each takes those that it has, and else its own
+    defaults.
 
     Attributes:
       studies: names of the studies to run, of `STUDIES`.

@@ -8,18 +8,19 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jmat.report.notes import format_notes
+from jmat.runtime.annotations import Fields
 from jmat.studies.overview.claims import DOES_NOT_HOLD, HOLDS, NOT_TESTED
 from jmat.studies.overview.sections import COLOURED, SECTIONS
 from jmat.studies.overview.tables import facts, listed, text
 from jmat.studies.peek.page import token_table
+from jmat.studies.peek.predictions import Peek
 
 _BADGES = {HOLDS: "yes", DOES_NOT_HOLD: "no", NOT_TESTED: "open"}
 
 
-def page(content: Mapping[str, Any], figures: Mapping[str, Mapping[str, str]]) -> str:
+def page(content: Fields, figures: Mapping[str, Mapping[str, str]]) -> str:
     """Returns the whole page.
 
     Args:
@@ -44,7 +45,7 @@ def page(content: Mapping[str, Any], figures: Mapping[str, Mapping[str, str]]) -
     )
 
 
-def _summary(content: Mapping[str, Any]) -> str:
+def _summary(content: Fields) -> str:
     model, read = content["model"], content["text"]
     kind = "causal" if model["causal"] else "masked"
     return (
@@ -73,7 +74,7 @@ def _claim(each: Mapping[str, str]) -> str:
     )
 
 
-def _section(name: str, study: Mapping[str, Any], figures: Mapping[str, str]) -> str:
+def _section(name: str, study: Fields, figures: Mapping[str, str]) -> str:
     about = SECTIONS[name]
     drawn = "".join(_figure(key, about.figures.get(key, about.title), svg) for key, svg in figures.items())
     notes = "".join(f"<li>{text(note)}</li>" for note in format_notes(study["rows"]))
@@ -85,7 +86,7 @@ def _section(name: str, study: Mapping[str, Any], figures: Mapping[str, str]) ->
     )
 
 
-def _remark(name: str, study: Mapping[str, Any]) -> str:
+def _remark(name: str, study: Fields) -> str:
     counts = {row["n"] for row in study["rows"] if isinstance(row.get("n"), int)}
     n = f" n = {min(counts):,}" + (f" to {max(counts):,}." if len(counts) > 1 else ".") if counts else ""
     bootstraps = " Intervals are 95 % bootstraps over sentences." if any("low" in row for row in study["rows"]) else ""
@@ -106,7 +107,7 @@ def _figure(key: str, words: str, svg: str) -> str:
     )
 
 
-def _peek(peek: Any) -> str:
+def _peek(peek: Peek | None) -> str:
     """Returns the tables of what is predicted at every layer of some sentences."""
     if peek is None:
         return ""
@@ -117,14 +118,14 @@ def _peek(peek: Any) -> str:
     return "\n".join(parts)
 
 
-def _missing(content: Mapping[str, Any]) -> str:
+def _missing(content: Fields) -> str:
     """Returns which studies are not there, and why."""
     reasons = {**content["skipped"], **content["failures"]}
     lines = "".join(f"<li>{text(SECTIONS[name].title)} ({name}): {text(why)}</li>" for name, why in reasons.items())
     return f"<h3>Studies that are not here</h3><ul>{lines}</ul>" if lines else ""
 
 
-def _run(content: Mapping[str, Any]) -> str:
+def _run(content: Fields) -> str:
     read, machine = content["text"], content["environment"]
     about = {
         "model": content["model"]["name"],
@@ -149,7 +150,7 @@ def _run(content: Mapping[str, Any]) -> str:
     )
 
 
-def _duration(study: Mapping[str, Any]) -> str:
+def _duration(study: Fields) -> str:
     return f"{study['seconds']:.1f} s" + (", in an earlier run" if study["read_back"] else "")
 
 

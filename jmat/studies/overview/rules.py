@@ -7,7 +7,7 @@ not tested.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 
 Decision = tuple[bool, str]  # whether the claim holds, and the figures
 
@@ -76,7 +76,9 @@ def interval(row: Row, digits: int = 3) -> str:
 
 
 def map_is_better(seen: Evidence) -> Decision:
-    """Decides whether the map reads predictions better than the logit lens at most layers."""
+    """Decides whether the map reads predictions better than the logit lens at most
+    layers.
+    """
     mat, lens = (_by_layer(seen, "layer_jump", kind, "precision@1") for kind in ("mat", "id"))
     better = [layer for layer in mat if _apart(mat[layer], lens[layer])]
     return 2 * len(better) > len(mat), (
@@ -86,7 +88,9 @@ def map_is_better(seen: Evidence) -> Decision:
 
 
 def map_is_much_better(seen: Evidence) -> Decision:
-    """Decides whether the advantage of the map over the logit lens is as large as published."""
+    """Decides whether the advantage of the map over the logit lens is as large as
+    published.
+    """
     mat, lens = (_by_layer(seen, "layer_jump", kind, "precision@1") for kind in ("mat", "id"))
     points = [100 * (mat[layer]["value"] - lens[layer]["value"]) for layer in mat]
     mean, enough = sum(points) / len(points), [p for p in points if p >= _POINTS[seen.causal]]
@@ -194,7 +198,9 @@ def _pruned(seen: Evidence, method: str, metric: str) -> tuple[Row, Row]:
 
 
 def most_linear_can_go(seen: Evidence) -> Decision:
-    """Decides whether maps in the place of the most linear blocks leave perplexity as it is."""
+    """Decides whether maps in the place of the most linear blocks leave perplexity as
+    it is.
+    """
     whole, mapped = _pruned(seen, "map", "perplexity")
     return mapped["value"] <= _UNHARMED * whole["value"], (
         f"Without blocks {mapped['blocks']}: perplexity {interval(mapped, 1)}, of the whole model "

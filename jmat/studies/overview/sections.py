@@ -1,10 +1,10 @@
 """Says what the page tells of each study: a heading, what was measured, figures, and tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jmat.models.sites import SUBMODULES
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 from jmat.studies.overview.tables import matrix, rows_table
 
 COLOURED = ("r2", "errors")  # figures whose colours are figures: of a scale, not of lines with bands
@@ -26,7 +26,7 @@ class About(NamedTuple):
     tables: Callable[[Sequence[Row]], str]
 
 
-def _of(rows: Sequence[Row], **fields: Any) -> list[Row]:
+def _of(rows: Sequence[Row], **fields: str | tuple[str, ...]) -> list[Row]:
     """Returns the rows whose fields have these values, or one of several."""
     wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in fields.items()}
     return [row for row in rows if all(row.get(key) in values for key, values in wanted.items())]

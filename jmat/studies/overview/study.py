@@ -5,7 +5,6 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
@@ -13,6 +12,7 @@ from jmat.data.examples import Examples
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.report.results import Results, environment, ignore_message
+from jmat.runtime.annotations import Fields, JsonObject, Keywords
 from jmat.runtime.files import save_atomically
 from jmat.runtime.replaced import discard_replaced
 from jmat.studies import peek
@@ -21,7 +21,7 @@ from jmat.studies.overview.claims import HOLDS, Verdict, verdicts
 from jmat.studies.overview.finished import Finished
 from jmat.studies.overview.options import ORDER, STUDIES, Options, reason_against
 from jmat.studies.overview.page import page
-from jmat.studies.settings import Say, Subject, read_subject
+from jmat.studies.settings import Say, Settings, Subject, read_subject
 
 FILES = ("report.html", "report.json")
 
@@ -31,7 +31,8 @@ class Overview:
     """Holds the results of all studies of one model, and shows them as a page.
 
     Attributes:
-      model: name, number of blocks, width, and whether it predicts the next token (`causal`).
+      model: name, number of blocks, width, and whether it predicts the next token
+        (`causal`).
       model_hash: fingerprint of its weights.
       text: source of the text, its fingerprints, and the numbers of examples.
       config: the settings.
@@ -39,22 +40,23 @@ class Overview:
       skipped: studies that were not run, each with the reason.
       failures: studies that failed, each with a sentence.
       verdicts: on the claims of both papers.
-      passes: number of passes that read activations at the examples, for all studies together.
+      passes: number of passes that read activations at the examples, for all studies
+        together.
       environment: versions, processor and devices.
     """
 
-    model: Mapping[str, Any]
+    model: Fields
     model_hash: str
-    text: Mapping[str, Any]
-    config: Mapping[str, Any]
+    text: Fields
+    config: Fields
     studies: Mapping[str, Finished]
     skipped: Mapping[str, str]
     failures: Mapping[str, str]
     verdicts: Sequence[Verdict]
     passes: int
-    environment: Mapping[str, Any]
+    environment: Fields
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Returns what report.json holds."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         studies = {
@@ -74,7 +76,9 @@ class Overview:
         return page(self.content(), {name: done.figures for name, done in self.studies.items()})
 
     def table(self) -> str:
-        """Returns the verdicts, the durations, and the studies that are missing, as text."""
+        """Returns the verdicts, the durations, and the studies that are missing, as
+        text.
+        """
         lines = [f"{verdict.verdict:>14}  {verdict.statement} {verdict.figures}" for verdict in self.verdicts]
         holding = sum(verdict.verdict == HOLDS for verdict in self.verdicts)
         lines.append(f"{holding} of {len(self.verdicts)} claims hold")
@@ -83,7 +87,9 @@ class Overview:
         return "\n".join([*lines, *left_out, *(f"{name} failed: {why}" for name, why in self.failures.items())])
 
     def save(self, folder: str | pathlib.Path, *, before: Callable[[str], object] = ignore_message) -> list[str]:
-        """Writes report.html and report.json into a folder, and returns their names; `before` is called with each."""
+        """Writes report.html and report.json into a folder, and returns their names;
+        `before` is called with each.
+        """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content(), indent=1, allow_nan=False, default=str) + "\n"
@@ -116,18 +122,33 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
-      folder: where each study's files are written when it ends, in a folder of its name; one
-        whose settings, text, model and version of jmat are those of now is read back instead of
-        run again. None: nothing is written.
-      before: is called with the name of each file or folder in it before that is written.
-      described: adds to the results of a study what their files say beside: flags, source.
+      folder: where each study's files are written when it ends, in a folder of its
+        name; one whose settings, text, model and version of jmat are those of now is
+        read back instead of run again. None: nothing is written.
+      before: is called with the name of each file or folder in it before that is
+        written.
+      described: adds to the results of a study what their files say beside: flags,
+        source.
 
     Returns:
-      The results of all studies, and the verdicts on the papers' claims. A study that fails takes
-      nothing from the others: its sentence is among the failures.
+      The results of all studies, and the verdicts on the papers' claims. A study that
+      fails takes nothing from the others: its sentence is among the failures.
 
     Raises:
-      ValueError: as `jmat.studies.settings.read_subject`; the model does not allow a setting.
+      ValueError: as `jmat.studies.settings.read_subject`; the model does not allow a
+        setting.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> studies = ("layer_jump", "r2")
+      >>> options = jmat.studies.overview.Options(studies=studies)
+      >>> result = jmat.studies.overview.run(
+      ...     model, texts, options, tokenizer=tokenizer
+      ... )
+      >>> list(result.studies)
+      ['layer_jump', 'r2']
     """
     reasons = {name: reason_against(name, model, tokenizer, options) for name in STUDIES}
     skipped = {name: reason for name, reason in reasons.items() if reason is not None}
@@ -162,7 +183,7 @@ def run(
     return _overview(subject, options, described, done, skipped, failures, shared.passes)
 
 
-def _settings(name: str, options: Options) -> Any:
+def _settings(name: str, options: Options) -> Settings:
     """Returns the settings of a study, which has snapshots of its own."""
     settings = options.of(STUDIES[name].Options)
     if getattr(settings, "snapshot_folder", None) is None:
@@ -170,10 +191,10 @@ def _settings(name: str, options: Options) -> Any:
     return dataclasses.replace(settings, snapshot_folder=settings.snapshot_folder / name)
 
 
-def _run(name: str, subject: Subject, settings: Any, shared: SharedActivations) -> Results:
+def _run(name: str, subject: Subject, settings: Settings, shared: SharedActivations) -> Results:
     """Runs one study. Raises ValueError where it fails, in whole or in part."""
-    given: dict[str, Any] = {"tokenizer": subject.tokenizer, "say": subject.say, "shared": shared}
-    if name == "peek":
+    given: Keywords = {"tokenizer": subject.tokenizer, "say": subject.say, "shared": shared}
+    if isinstance(settings, peek.Options):
         return peek.run(subject.model, None, settings, examples=subject.examples, **given)
     results: Results = STUDIES[name].run(subject.model, subject.examples, settings, **given)
     if failed := getattr(results, "failures", ()):

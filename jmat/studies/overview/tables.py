@@ -2,10 +2,10 @@
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jmat.report.names import MAPS, METHODS, PARTS, PROBES
-from jmat.report.tables import Row
+from jmat.report.rows import Row
+from jmat.report.tables import Value
 
 # Code name of a map, part, method or metric → how the page names it.
 NAMES = {
@@ -66,7 +66,8 @@ def rows_table(
     columns: Sequence[str] = ("metric", "map"),
     metrics: Sequence[str] | None = None,
 ) -> str:
-    """Returns a table: values of `index` down, those of `columns` across under grouped headings.
+    """Returns a table: values of `index` down, those of `columns` across under grouped
+    headings.
 
     Args:
       rows: those without `index` or one of `columns` are left out.
@@ -124,7 +125,7 @@ def _table(caption: str, head: str, body: str, kind: str = "") -> str:
     )
 
 
-def _head_rows(corner: str, heads: Sequence[tuple[Any, ...]]) -> str:
+def _head_rows(corner: str, heads: Sequence[tuple[Value, ...]]) -> str:
     """Returns the heading of the columns; of two rows where they are grouped."""
     inner = "".join(f'<th scope="col">{text(name(_label(head[-1])))}</th>' for head in heads)
     if len(heads[0]) == 1:

@@ -24,7 +24,7 @@ _TASK = {
 
 
 def page(peek: Peek) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     template = string.Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     sections = [_section(peek, number, sentence) for number, sentence in enumerate(peek["sentences"])]
     return template.substitute(
@@ -38,7 +38,9 @@ def page(peek: Peek) -> str:
 
 
 def shade(probability: float) -> float:
-    """Returns how full a cell's colour is, 0..1: a square root, so that 1 % and 5 % differ visibly."""
+    """Returns how full a cell's colour is, 0..1: a square root, so that 1 % and 5 %
+    differ visibly.
+    """
     return math.sqrt(min(max(probability, 0.0), 1.0))
 
 
@@ -49,7 +51,9 @@ def _section(peek: Peek, number: int, sentence: Sentence) -> str:
 
 
 def _table(peek: Peek, number: int, kind: str) -> str:
-    """Layers from the last, on top, to the embedding; the first cell of the top row is where the Tab key enters."""
+    """Returns a table of the layers from the last, on top, to the embedding; the first
+    cell of the top row is where the Tab key enters.
+    """
     sentence = peek["sentences"][number]
     by_layer = sentence["predictions"][kind]
     heads = "".join(
@@ -73,7 +77,8 @@ def _table(peek: Peek, number: int, kind: str) -> str:
 
 
 def token_table(peek: Peek, number: int, kind: str) -> str:
-    """Returns the table of one sentence and map for a page without scripts: layers down from the last, tokens across.
+    """Returns the table of one sentence and map for a page without scripts: layers down
+    from the last, tokens across.
 
     A cell's `title` holds its probability.
     """
@@ -125,7 +130,7 @@ def _cell(top: Top, full: str) -> str:
 
 
 def percent(probability: float) -> str:
-    """A probability for people."""
+    """Returns a probability as people read it."""
     share = 100 * probability
     return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %" if share >= 0.1 else "< 0.1 %"
 
@@ -136,7 +141,7 @@ def _ticks() -> str:
 
 
 def _token(token: str) -> str:
-    """Escaped, with signs for spaces and ends of lines set back."""
+    """Returns a token escaped, with signs for spaces and ends of lines set back."""
     return _text(visible(token)).replace("·", "<i>·</i>")
 
 
@@ -145,7 +150,9 @@ def _text(text: str) -> str:
 
 
 def _script_data(peek: Peek) -> str:
-    """JSON that no token can break out of: `<` and the line ends that old JavaScript had are escaped."""
+    """Returns JSON that no token can break out of: `<` and the line ends that old
+    JavaScript had are escaped.
+    """
     seen = {
         "task": peek["task"],
         "layers": peek["layers"],

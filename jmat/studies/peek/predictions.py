@@ -18,10 +18,12 @@ from numpy import ndarray
 
 from jmat.capture.sweep import stored_rows, sweep
 from jmat.data import Split
-from jmat.data.encoding import encode, special_tokens
+from jmat.data.encoding import KnowsSpecialTokens, Tokenizer, encode, special_id, special_tokens, token_name
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
+from jmat.models.sites import Site
+from jmat.report.rows import Row
 from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
 
 Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
@@ -31,7 +33,9 @@ _LONG = 10_000  # tokens of a sentence that are counted, for the error
 
 
 class Sentence(TypedDict):
-    """A sentence and what is predicted there: map → layer (in the order of the `Peek`) → position → top tokens."""
+    """Holds a sentence and what is predicted there: map → layer (in the order of the
+    `Peek`) → position → top tokens.
+    """
 
     text: str
     tokens: list[str]
@@ -40,7 +44,9 @@ class Sentence(TypedDict):
 
 
 class Peek(TypedDict):
-    """Predictions of one model. The last of `layers` is `blocks`, where every map reads the full model's prediction."""
+    """Holds predictions of one model. The last of `layers` is `blocks`, where every map
+    reads the full model's prediction.
+    """
 
     model: str
     task: str  # `next`: the token after each position; `masked`: the token at each position while it is masked
@@ -53,8 +59,9 @@ class Peek(TypedDict):
 # Sentences → predictions
 
 
-def all_positions(sentences: Sequence[str], tokenizer: Any, *, max_length: int, masked: bool) -> Split:
-    """Returns every position of every sentence as an example, those of special tokens included.
+def all_positions(sentences: Sequence[str], tokenizer: Tokenizer, *, max_length: int, masked: bool) -> Split:
+    """Returns every position of every sentence as an example, those of special tokens
+    included.
 
     Raises:
       ValueError: a sentence without tokens, or longer than the model's positions.
@@ -79,9 +86,10 @@ def all_positions(sentences: Sequence[str], tokenizer: Any, *, max_length: int, 
 
 
 def top_predictions(
-    model: Transformer, shortcut: Any, stream: Float[ndarray, "N D"], top: int
+    model: Transformer, shortcut: Site, stream: Float[ndarray, "N D"], top: int
 ) -> tuple[Int[ndarray, "N K"], Float[ndarray, "N K"]]:
-    """The ids and probabilities of the `top` most probable tokens; of equally probable ones, lower ids come first.
+    """Returns the ids and probabilities of the `top` most probable tokens; of equally
+    probable ones, lower ids come first.
 
     Raises:
       ValueError: the vocabulary is smaller than `top`.
@@ -104,11 +112,11 @@ def check_top(top: int, config: ModelConfig) -> None:
 
 def peek(
     model: Transformer,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     sentences: Sequence[str],
     split: Split,
     streams: Sequence[Float[ndarray, "N D"]],
-    shortcuts: Mapping[str, Mapping[int, Any]],
+    shortcuts: Mapping[str, Mapping[int, Site]],
     *,
     name: str,
     top: int = 5,
@@ -121,7 +129,8 @@ def peek(
       sentences: the texts, for show.
       split: their tokens, from `all_positions`.
       streams: h_0 .. h_L there.
-      shortcuts: map's name → layer → map; all have the same layers, the last of which is L.
+      shortcuts: map's name → layer → map; all have the same layers, the last of which
+        is L.
       name: of the model.
       top: how many tokens to name, K.
     """
@@ -149,12 +158,13 @@ def peek(
 
 
 @jax.jit
-def _apply(shortcut: Any, x: jax.Array) -> jax.Array:
+def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
     return shortcut(x)
 
 
-def _shown(tokens: Int[ndarray, " T"], tokenizer: Any) -> int:
-    masks = np.flatnonzero(tokens == (-1 if tokenizer.mask_token_id is None else tokenizer.mask_token_id))
+def _shown(tokens: Int[ndarray, " T"], tokenizer: KnowsSpecialTokens) -> int:
+    mask = special_id(tokenizer, "mask")
+    masks = np.flatnonzero(tokens == (-1 if mask is None else mask))
     words = np.flatnonzero(~np.isin(tokens, tokenizer.all_special_ids))
     return int(masks[0] if len(masks) else words[-1] if len(words) else len(tokens) - 1)
 
@@ -164,9 +174,11 @@ def _shown(tokens: Int[ndarray, " T"], tokenizer: Any) -> int:
 
 
 class TokenTexts:
-    """Names tokens: ` the` for GPT-2's `Ġthe`, `\\xe2` for a byte that alone is no text, `##ing` as BERT has it."""
+    """Names tokens: ` the` for GPT-2's `Ġthe`, `\\xe2` for a byte that alone is no
+    text, `##ing` as BERT has it.
+    """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
         self._bytes = _byte_letters() if _is_byte_level(tokenizer) else None
@@ -178,11 +190,11 @@ class TokenTexts:
         return self._known[token]
 
     def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
-        """Tokens with their probabilities, to six digits."""
+        """Returns tokens with their probabilities, to six digits."""
         return [[self(token), float(f"{p:.6g}")] for token, p in zip(ids.tolist(), probabilities, strict=True)]
 
     def _name(self, token: int) -> str:
-        piece = self._tokenizer.convert_ids_to_tokens(token)
+        piece = token_name(token, self._tokenizer)
         if not piece:  # the embedding has more rows than the tokenizer has tokens
             return f"[token {token}]"
         if token in self._special:
@@ -192,12 +204,15 @@ class TokenTexts:
         return piece.replace("▁", " ")  # SentencePiece's space
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, tokenizers.decoders.ByteLevel)
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # of a fast tokenizer
+    return isinstance(getattr(backend, "decoder", None), tokenizers.decoders.ByteLevel)
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: itself where that is visible in Latin-1, else the next free one from U+0100 on."""
+    """Returns GPT-2's letter for each byte: itself where that is visible in Latin-1,
+    else the next free one from U+0100 on.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
@@ -207,7 +222,9 @@ _SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def visible(token: str) -> str:
-    """A token as people can see it: signs for spaces and ends of lines, escapes for what has no glyph."""
+    """Returns a token as people can see it: signs for spaces and ends of lines, escapes
+    for what has no glyph.
+    """
     letters = (_SIGNS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in token)
     return "".join(letters) or "(empty)"
 
@@ -216,13 +233,14 @@ def visible(token: str) -> str:
 # Results
 
 
-def peek_rows(peek: Peek) -> list[dict[str, Any]]:
-    """Rows of results.json, one for each sentence, position, map and layer.
+def peek_rows(peek: Peek) -> list[Row]:
+    """Returns rows of results.json, one for each sentence, position, map and layer.
 
-    `top_1`, `top_2`, … are the most probable tokens and `probability_1`, … their probabilities; `full` is the full
-    model's top token. The metric is `precision@1` of this one prediction: whether `top_1` is `full`.
+    `top_1`, `top_2`, … are the most probable tokens and `probability_1`, … their
+    probabilities; `full` is the full model's top token. The metric is `precision@1` of
+    this one prediction: whether `top_1` is `full`.
     """
-    rows = []
+    rows: list[Row] = []
     for number, sentence in enumerate(peek["sentences"]):
         for kind, by_layer in sentence["predictions"].items():
             for layer, by_position in zip(peek["layers"], by_layer, strict=True):
@@ -239,7 +257,9 @@ def peek_rows(peek: Peek) -> list[dict[str, Any]]:
 
 
 def format_peek(peek: Peek, number: int, *, width: int = 100) -> str:
-    """The paper's table for one sentence, at its `shown` position: layers up, the maps' top tokens side by side."""
+    """Returns the paper's table for one sentence, at its `shown` position: layers up,
+    the maps' top tokens side by side.
+    """
     sentence = peek["sentences"][number]
     at = sentence["shown"]
     token = visible(sentence["tokens"][at])
@@ -259,7 +279,9 @@ def format_peek(peek: Peek, number: int, *, width: int = 100) -> str:
 
 
 def _aligned(tops: Sequence[Top]) -> list[str]:
-    """The tokens of each row, one below the other in columns as wide as the longest."""
+    """Returns the tokens of each row, one below the other in columns as wide as the
+    longest.
+    """
     table = [[visible(token) for token, _ in top] for top in tops]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(token.ljust(width) for token, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -5,14 +5,13 @@ import html
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jmat.capture.activations import capture
 from jmat.capture.reading import mask_token_of
 from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint
-from jmat.data.encoding import check_text
+from jmat.data.encoding import Tokenizer, check_text
 from jmat.data.examples import Examples, Split, fingerprint, mask_positions
 from jmat.forward import logits
 from jmat.maps.compact import Map
@@ -21,10 +20,10 @@ from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer, check_model
-from jmat.models.sites import stream_sites
+from jmat.models.sites import Site, stream_sites
 from jmat.report.notes import format_notes, noted
 from jmat.report.results import Results
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 from jmat.runtime.checks import check_whole, chosen_layers
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
@@ -62,7 +61,9 @@ class Options(Settings):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PeekResults(Results):
-    """Holds the predictions, and shows them in a notebook as a page with one table a sentence."""
+    """Holds the predictions, and shows them in a notebook as a page with one table a
+    sentence.
+    """
 
     peek: Peek | None = None
 
@@ -86,34 +87,47 @@ def run(
     sentences: Sequence[str] | None = None,
     options: Options = Options(),
     *,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     maps: Mapping[str, Map] | str | pathlib.Path | None = None,
     examples: Examples | Sequence[str] | None = None,
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> PeekResults:
-    """Reads the most probable tokens at every position of the sentences, layer by layer.
+    """Reads the most probable tokens at every position of the sentences, layer by
+    layer.
 
     Args:
       model: as `jmat.load` returns it.
-      sentences: texts to look at; for a masked model with or without its mask token. None:
-        three as docstrings have them.
+      sentences: texts to look at; for a masked model with or without its mask token.
+        None: three as docstrings have them.
       options: the settings.
       tokenizer: the model's.
-      maps: maps to the final layer by name (`mat.3.12`), or the folder in which `layer_jump`
-        saved them; None: maps are fitted on `examples`.
+      maps: maps to the final layer by name (`mat.3.12`), or the folder in which
+        `layer_jump` saved them; None: maps are fitted on `examples`.
       examples: examples, or texts, on which maps are fitted.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
       One row for each sentence, position, map and layer; in a notebook, a page.
 
     Raises:
-      ValueError: no tokenizer; a sentence that is empty or too long; a layer that the model does
-        not have; neither maps nor examples, or both; maps of another model.
+      ValueError: no tokenizer; a sentence that is empty or too long; a layer that the
+        model does not have; neither maps nor examples, or both; maps of another model.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.peek.run(
+      ...     model, ["Returns a list of the"], tokenizer=tokenizer, examples=texts
+      ... )
+      >>> results.rows[0]["token"]
+      'Returns'
     """
     sentences, layers, split = check(model, sentences, options, tokenizer=tokenizer)
+    assert tokenizer is not None  # `check` has refused that
     if (maps is None) == (examples is None):
         raise ValueError("peek reads with maps or fits some on examples: give one of maps= and examples=.")
     L, sites = model.config.layers, stream_sites(model.config.layers)
@@ -123,7 +137,7 @@ def run(
     else:
         linear, text = _fitted_maps(model, examples or (), options, tokenizer, say, shared)
     acts = capture(model, mask_positions(split, mask_token_of(model, tokenizer)), sites)
-    shortcuts: dict[str, dict[int, Any]] = {
+    shortcuts: dict[str, dict[int, Site]] = {
         "id": {layer: Identity() for layer in layers},
         "mat": {layer: linear[layer] if layer < L else Identity() for layer in layers},
     }
@@ -155,9 +169,10 @@ def run(
 
 
 def check(
-    model: Transformer, sentences: Sequence[str] | None, options: Options, *, tokenizer: Any
+    model: Transformer, sentences: Sequence[str] | None, options: Options, *, tokenizer: Tokenizer | None
 ) -> tuple[list[str], list[int], Split]:
-    """Returns the sentences, the layers to read and every position; arguments as for `run`.
+    """Returns the sentences, the layers to read and every position; arguments as for
+    `run`.
 
     Raises:
       ValueError: as `run`, for these arguments.
@@ -179,10 +194,12 @@ def check(
     return list(sentences), layers, split
 
 
-def without_gap(text: str, tokenizer: Any, masked: bool) -> str:
-    """Returns what a causal model reads, up to the gap; for a masked one, the whole with a mask in the gap."""
+def without_gap(text: str, tokenizer: Tokenizer, masked: bool) -> str:
+    """Returns what a causal model reads, up to the gap; for a masked one, the whole
+    with a mask in the gap.
+    """
     before, after = text.split("___")
-    return before + tokenizer.mask_token + after if masked else before.rstrip()
+    return before + str(getattr(tokenizer, "mask_token", "")) + after if masked else before.rstrip()
 
 
 def _given_maps(
@@ -203,7 +220,7 @@ def _fitted_maps(
     model: Transformer,
     examples: Examples | Sequence[str],
     options: Options,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     say: Say | None,
     shared: SharedActivations | None,
 ) -> tuple[dict[int, Map], dict[str, str]]:

@@ -4,7 +4,6 @@ Features are standardised with the fit examples' mean and deviation; the classif
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -13,6 +12,7 @@ from numpy import ndarray
 from jmat.metrics.bootstrap import bootstrap_mean
 from jmat.metrics.r2 import varying
 from jmat.report.notes import estimate, with_note
+from jmat.report.rows import Row
 from jmat.runtime.progress import track
 
 CLASSIFIERS = ("ridge", "logistic")
@@ -28,8 +28,9 @@ def probe_rows(
     groups: Int[ndarray, " M"] | None = None,
     seed: int = 0,
     progress: str | None = None,
-) -> list[dict[str, Any]]:
-    """Accuracy of a probe on each layer at the held-out examples, with intervals; and of the most frequent label.
+) -> list[Row]:
+    """Returns the accuracy of a probe on each layer at the held-out examples, with
+    intervals; and of the most frequent label.
 
     Args:
       fit: layer → stream at the examples to fit on.
@@ -49,7 +50,7 @@ def probe_rows(
     mean, low, high = bootstrap_mean(
         np.stack([*right.values(), majority], axis=1).astype(np.float64), groups=groups, seed=seed
     )
-    names: list[dict[str, Any]] = [*({"map": classifier, "layer": layer} for layer in right), {"map": "majority"}]
+    names: list[Row] = [*({"map": classifier, "layer": layer} for layer in right), {"map": "majority"}]
     still = "is the same at all examples to fit on: nothing can be read off it"
     constant = {layer: f"the stream of layer {layer} {still}" for layer, X in fit.items() if not varying(X).any()}
     rows = [
@@ -63,7 +64,9 @@ def probe_rows(
 
 
 def check_labels(labels: Shaped[ndarray, " N"]) -> tuple[Shaped[ndarray, " K"], Int[ndarray, " K"]]:
-    """The different labels of the examples to fit on, and how often each comes. Raises ValueError for a single one."""
+    """Returns the different labels of the examples to fit on, and how often each comes.
+    Raises ValueError for a single one.
+    """
     kinds, counts = np.unique(labels, return_counts=True)
     if len(kinds) < 2:
         raise ValueError(f"all {len(labels)} examples to fit on have the label {str(kinds[0])!r}; give more of them.")

@@ -1,20 +1,20 @@
 """Makes examples of labelled texts, and labels of tokens."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from jmat.data.encoding import encode, special_tokens
+from jmat.data.encoding import NamesTokens, Tokenizer, encode, special_tokens, token_name
 from jmat.data.examples import Examples, Split
 from jmat.data.json_lines import read_json_lines
+from jmat.runtime.annotations import Fields
 
 
 def read_labelled(path: str | pathlib.Path) -> tuple[list[str], list[str]]:
-    """Texts and their labels from JSON lines, `{"text": …, "label": …}` each.
+    """Reads texts and their labels from JSON lines, `{"text": …, "label": …}` each.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -26,7 +26,7 @@ def read_labelled(path: str | pathlib.Path) -> tuple[list[str], list[str]]:
     return list(texts), list(labels)
 
 
-def _labelled(fields: Mapping[str, Any]) -> tuple[str, str]:
+def _labelled(fields: Fields) -> tuple[str, str]:
     text, label = fields["text"], fields["label"]
     if not isinstance(text, str) or not text.strip() or not isinstance(label, str | int):
         raise ValueError("the text should be a text, not empty, and the label a text or a whole number")
@@ -34,14 +34,17 @@ def _labelled(fields: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def labelled_examples(
-    texts: Sequence[str], labels: Sequence[str], tokenizer: Any, *, max_length: int, masked: bool, seed: int
+    texts: Sequence[str], labels: Sequence[str], tokenizer: Tokenizer, *, max_length: int, masked: bool, seed: int
 ) -> tuple[Examples, dict[str, Shaped[ndarray, " N"]]]:
-    """Three quarters of the texts to fit on, the rest to evaluate on, drawn by the seed; and their labels.
+    """Returns three quarters of the texts to fit on, the rest to evaluate on, drawn by
+    the seed; and their labels.
 
-    A causal model is read at the last token of a text, a masked one at its first, [CLS].
+    A causal model is read at the last token of a text, a masked one at its first,
+    [CLS].
 
     Raises:
-      ValueError: too few texts; a masked model whose tokenizer puts no token in front of a text.
+      ValueError: too few texts; a masked model whose tokenizer puts no token in front
+        of a text.
     """
     special = special_tokens(tokenizer, masked=masked)
     if masked and not special.before:
@@ -65,16 +68,18 @@ def labelled_examples(
     return Examples(**splits), kept
 
 
-def token_classes(tokens: Int[ndarray, " N"], tokenizer: Any) -> Shaped[ndarray, " N"]:
-    """A coarse class of each token, −1 being the end of a text: end, number, punctuation, word, or piece of one."""
+def token_classes(tokens: Int[ndarray, " N"], tokenizer: NamesTokens) -> Shaped[ndarray, " N"]:
+    """Returns a coarse class of each token, −1 being the end of a text: end, number,
+    punctuation, word, or piece of one.
+    """
     names = {token: _token_class(token, tokenizer) for token in np.unique(tokens).tolist()}
     return np.asarray([names[token] for token in tokens.tolist()])
 
 
-def _token_class(token: int, tokenizer: Any) -> str:
+def _token_class(token: int, tokenizer: NamesTokens) -> str:
     if token < 0:
         return "end"
-    piece = tokenizer.convert_ids_to_tokens(token)
+    piece = token_name(token, tokenizer) or ""
     text = tokenizer.convert_tokens_to_string([piece]).strip().removeprefix("##")
     if not any(c.isalnum() for c in text):
         return "punctuation"
@@ -86,6 +91,6 @@ def _token_class(token: int, tokenizer: Any) -> str:
     return "piece" if goes_on else "word"
 
 
-def _prefixes(tokenizer: Any) -> str:
+def _prefixes(tokenizer: object) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return str(getattr(getattr(backend, "model", None), "continuing_subword_prefix", "") or "")

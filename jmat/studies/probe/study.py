@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from jaxtyping import Shaped
 from matplotlib.figure import Figure
@@ -21,7 +21,9 @@ from jmat.report.drawing import Drawing, titled
 from jmat.report.names import PROBES, model_name
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.probe.classifiers import CLASSIFIERS, check_labels, probe_rows
 from jmat.studies.probe.labels import labelled_examples, token_classes
@@ -46,7 +48,9 @@ class Options(Settings):
         check_choice("classifier", self.classifier, CLASSIFIERS)
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError where scikit-learn, which fits the classifiers, is not installed."""
+        """Raises ValueError where scikit-learn, which fits the classifiers, is not
+        installed.
+        """
         check_sklearn("probe")
 
 
@@ -56,7 +60,8 @@ class Other(NamedTuple):
     Attributes:
       model: as `jmat.load` returns it.
       tokenizer: its own.
-      examples: what it reads where there are no labelled texts; None: the texts that the first model reads.
+      examples: what it reads where there are no labelled texts; None: the texts that
+        the first model reads.
     """
 
     model: Transformer
@@ -82,18 +87,27 @@ def run(
       examples: examples, or texts, of which three quarters are fitted on.
       options: the settings.
       tokenizer: the model's.
-      labels: the label of each text; default: the class of the token that the model predicts (word,
-        piece of a word, number, punctuation, or end).
+      labels: the label of each text; default: the class of the token that the model
+        predicts (word, piece of a word, number, punctuation, or end).
       against: a second model; its rows are named `… (against)`.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows of the accuracy at every layer, and of saying the most frequent label (`majority`).
+      Rows of the accuracy at every layer, and of saying the most frequent label
+      (`majority`).
 
     Raises:
-      ValueError: as `jmat.studies.settings.read_subject`; no tokenizer; fewer than two labels; a
-        second model that predicts in another way.
+      ValueError: as `jmat.studies.settings.read_subject`; no tokenizer; fewer than two
+        labels; a second model that predicts in another way.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.probe.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     options.check(model.config)
     if against is not None and labels is None:
@@ -102,7 +116,7 @@ def run(
     inputs = {"": (dataclasses.replace(subject, shared=shared), kinds)}
     if against is not None:
         inputs[" (against)"] = _read(against, examples, labels, options, say)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, (subject, kinds) in inputs.items():
         rows += [{**row, "map": row["map"] + name} for row in _probe(subject, kinds, options)]
     subject, _ = inputs[""]
@@ -129,7 +143,7 @@ def _read(
         if isinstance(shared, Examples) or len(shared) != len(labels):
             raise ValueError(f"there are {len(labels)} labels; expected a list of as many texts.")
         check_texts(shared, tokenizer)
-        size: dict[str, Any] = {"max_length": model.config.num_positions, "masked": masked, "seed": options.seed}
+        size: Keywords = {"max_length": model.config.num_positions, "masked": masked, "seed": options.seed}
         examples, kinds = labelled_examples(shared, labels, tokenizer, **size)
         check_examples(examples, model.config)
         subject = Subject(
@@ -146,27 +160,29 @@ def _read(
     return subject, kinds
 
 
-def _probe(subject: Subject, labels: Labels, options: Options) -> list[dict[str, Any]]:
+def _probe(subject: Subject, labels: Labels, options: Options) -> list[Row]:
     """Returns the rows of one model."""
     sites = stream_sites(subject.model.config.layers)
     fit, held_out = (dict(enumerate(acts.values())) for acts in subject.capture_both(sites))
-    how: dict[str, Any] = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
+    how: Keywords = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
     return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **how)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns the table of accuracies by layer, and below it that of the most frequent label."""
+    """Returns the table of accuracies by layer, and below it that of the most frequent
+    label.
+    """
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
     lines = [format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",))]
     return "\n".join([*lines, *(f"{row['map']}: {row['value']:.3f}" for row in rows if "layer" not in row)])
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws accuracy by layer, that of the most frequent label as a level line."""
     rows = results["rows"]
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
     layers = dict.fromkeys(row["layer"] for row in by_layer)
     level = [{**row, "layer": l, "target": l} for row in rows if "layer" not in row for l in layers]
-    shown = {**results, "rows": [*by_layer, *level]}
+    shown: Content = {**results, "rows": [*by_layer, *level]}
     drawing = titled(drawing, f"{model_name(results)}: probes")
     return plot_by_layer(shown, ("accuracy",), names=PROBES, **drawing)

@@ -17,7 +17,7 @@ error at the start, and V = 0 at first: Adam's steps then mean the same to all c
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +57,15 @@ def distil(
     log: Log | None = None,
     log_every: int = 20,
 ) -> dict[Stretch, Linear]:
-    """The maps after training on the split's sentences, all their tokens.
+    """Trains the maps on the split's sentences, all their tokens.
 
-    Blocks are differentiated one by one by the same programs, so that another choice of blocks compiles nothing new.
+    Blocks are differentiated one by one by the same programs, so that another choice of
+    blocks compiles nothing new.
 
     Args:
       model: the whole model; its own weights stay as they are.
-      split: sentences; of a masked model as it reads them (`jmat.data.examples.mask_positions`).
+      split: sentences; of a masked model as it reads them
+        (`jmat.data.examples.mask_positions`).
       maps: to start from, by stretch: those of least squares.
       steps: of Adam, the learning rate falling to 0 along a cosine.
       learning_rate: the first, in the units above.
@@ -75,7 +77,8 @@ def distil(
       log_every: steps between two calls of it.
 
     Raises:
-      ValueError: no maps, no steps, or an unknown loss; the loss grows a hundredfold, or is not finite.
+      ValueError: no maps, no steps, or an unknown loss; the loss grows a hundredfold,
+        or is not finite.
     """
     if not maps or steps < 1:
         raise ValueError(f"{len(maps)} maps and {steps} steps: there is nothing to distil.")
@@ -131,12 +134,12 @@ def distil(
 
 
 class _Trainee(NamedTuple):
-    """A map in training."""
+    """Holds a map in training."""
 
     start: Linear  # what least squares gave
     scale: Linear  # t ⊗ 1/s, and t
     change: Linear  # V
-    state: Any  # Adam's
+    state: optax.OptState
 
 
 _ADAM = optax.scale_by_adam(b2=0.99)

@@ -5,7 +5,7 @@ every pruned model.
 """
 
 from collections.abc import Collection, Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,9 @@ from jmat.models.family import Transformer
 from jmat.models.flops import block_flops, head_flops
 from jmat.models.sites import Site, gather, stream_sites
 from jmat.report.notes import estimate
+from jmat.report.rows import Row
 from jmat.runtime.mesh import local_mesh, place, replicate
-from jmat.runtime.timing import medians
+from jmat.runtime.timing import Work, medians
 from jmat.studies.prune.stand_ins import Stretch, first_changed
 
 Key = TypeVar("Key", bound=Hashable)
@@ -37,7 +38,7 @@ _TIMED_TOKENS = 1024
 
 
 class Sums(NamedTuple):
-    """Over a sentence's predictions."""
+    """Holds sums over a sentence's predictions."""
 
     predictions: Float[ndarray, " S"]  # how many
     nats: Float[ndarray, " S"]  # −ln p(the text's own token)
@@ -54,10 +55,12 @@ def compare_on_text(
     predictions: Predictions | None = None,
     progress: str | None = None,
 ) -> dict[Key, Sums]:
-    """Holds pruned models, each given by its `sites`, against the whole model on every prediction in the text.
+    """Holds pruned models, each given by its `sites`, against the whole model on every
+    prediction in the text.
 
-    The whole model runs once a batch; each pruned one from its first changed block on. `predictions` collects what the
-    whole model predicts, to tell whether that depends on the text.
+    The whole model runs once a batch; each pruned one from its first changed block on.
+    `predictions` collects what the whole model predicts, to tell whether that depends
+    on the text.
     """
     check_tokens(text.split.tokens, model.config.vocab_size)
     L, mesh = model.config.layers, local_mesh()
@@ -112,13 +115,14 @@ def _sums(
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any]], *, seed: int = 0) -> list[dict]:
-    """`perplexity`, `kl` (nats) and `precision@1` (top-1 agreement) with 95 % bootstrap intervals over sentences.
+def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Row], *, seed: int = 0) -> list[Row]:
+    """Returns `perplexity`, `kl` (nats) and `precision@1` (top-1 agreement) with 95 %
+    bootstrap intervals over sentences.
 
-    `n` counts predictions, `sentences` the sentences that are resampled. A pruned model whose scores are not finite has
-    rows without a value, and a note.
+    `n` counts predictions, `sentences` the sentences that are resampled. A pruned model
+    whose scores are not finite has rows without a value, and a note.
     """
-    rows = []
+    rows: list[Row] = []
     drawn = None
     for key, of in sums.items():
         drawn = bootstrap_counts(len(of.predictions), seed=seed) if drawn is None else drawn
@@ -138,7 +142,8 @@ def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Mapping[str, Any
 def cost(
     model: Transformer, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear], context: float
 ) -> dict:
-    """`parameters`, and `flops` a token that looks at `context` tokens: blocks, maps and head.
+    """Returns `parameters`, and `flops` a token that looks at `context` tokens: blocks,
+    maps and head.
 
     Merged maps cost nothing: the projection they are folded into is there already.
     """
@@ -153,11 +158,13 @@ def cost(
 
 
 def time_per_token(
-    model: Transformer, text: Text, pruned: Mapping[Key, tuple[Any, Mapping[str, Site]]], *, repeats: int = 5
+    model: Transformer, text: Text, pruned: Mapping[Key, tuple[Transformer, Mapping[str, Site]]], *, repeats: int = 5
 ) -> dict[Key, float]:
-    """Median wall-clock microseconds a token of a forward pass with its predictions, compilation left out.
+    """Returns the median wall-clock microseconds a token of a forward pass with its
+    predictions, compilation left out.
 
-    All are run in turn on one batch of at most 1,024 tokens, padding included in the time and left out of the count.
+    All are run in turn on one batch of at most 1,024 tokens, padding included in the
+    time and left out of the count.
 
     Args:
       model: the whole model, for its sizes.
@@ -169,7 +176,7 @@ def time_per_token(
     tokens, mask = jnp.asarray(batch.tokens), jnp.asarray(batch.segments > 0)
     real = int(batch.lengths.sum())
 
-    def timed(which: Any, sites: Mapping[str, Site]) -> Any:
+    def timed(which: Transformer, sites: Mapping[str, Site]) -> Work:
         return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))
 
     seconds = medians({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)

@@ -28,7 +28,6 @@ checkpoint's feed-forward parts have no bias to hold it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +40,7 @@ from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Linear
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
+from jmat.models.layers import FeedForward
 from jmat.models.stack import model_dtype
 from jmat.studies.prune.stand_ins import Stretch
 
@@ -48,7 +48,9 @@ FEATURES = ("hidden", "output")
 
 
 def check_mergeable(config: ModelConfig, *, intercept: bool = False) -> None:
-    """Raises ValueError, with the reason, for a model whose wiring does not let a map be folded."""
+    """Raises ValueError, with the reason, for a model whose wiring does not let a map
+    be folded.
+    """
     if not config.pre_norm:
         raise ValueError(
             f"method merge does not hold for this {config.family} model: it is post-norm, so a norm reads the sum that "
@@ -63,12 +65,14 @@ def check_mergeable(config: ModelConfig, *, intercept: bool = False) -> None:
 
 
 def features_site(start: int, features: str) -> str:
-    """The site from which the map of a stretch that begins at block `start` is fitted."""
+    """Returns the site from which the map of a stretch that begins at block `start` is
+    fitted.
+    """
     return f"block.{start - 1}.ffn" + (".in" if features == "hidden" else "")
 
 
 def fit_merge(
-    ffn: Any,
+    ffn: FeedForward,
     read: Float[ndarray, "N D"],
     contribution: Float[ndarray, "N D"],
     *,
@@ -76,11 +80,12 @@ def fit_merge(
     intercept: bool = False,
     ridge: float = 0.0,
 ) -> tuple[Linear, Solution]:
-    """C and c of `h_e ≈ h_s + a C + c`, by least squares, and how well that was determined.
+    """Fits C and c of `h_e ≈ h_s + a C + c` by least squares.
 
     Args:
       ffn: the feed-forward part before the stretch.
-      read: what `features_site` names: the part's input (`hidden`) or output (`output`), example by example.
+      read: what `features_site` names: the part's input (`hidden`) or output
+        (`output`), example by example.
       contribution: h_e − h_s at the same examples.
       features: `hidden` or `output`.
       intercept: fit c.
@@ -100,12 +105,15 @@ def fit_merge(
 
 
 def fold(model: Transformer, maps: Mapping[Stretch, Linear]) -> Transformer:
-    """The model whose feed-forward parts before the stretches write what stands in for them, too.
+    """Returns the model whose feed-forward parts before the stretches write what stands
+    in for them, too.
 
-    The stretches themselves are still there: `jmat.studies.prune.surgery.remove_blocks` takes them out.
+    The stretches themselves are still there: `jmat.studies.prune.surgery.remove_blocks`
+    takes them out.
 
     Raises:
-      ValueError: a wiring for which that does not hold; a stretch without a block before it; a bias without place.
+      ValueError: a wiring for which that does not hold; a stretch without a block
+        before it; a bias without place.
     """
     arrays = dict(parameters(model))
     dtype = model_dtype(model)
@@ -123,5 +131,5 @@ def fold(model: Transformer, maps: Mapping[Stretch, Linear]) -> Transformer:
 
 
 @jax.jit
-def _hidden(ffn: Any, x: jax.Array) -> jax.Array:
+def _hidden(ffn: FeedForward, x: jax.Array) -> jax.Array:
     return ffn.hidden(x)

@@ -20,23 +20,26 @@ class Options(Settings):
     """Holds the settings of the study.
 
     Attributes:
-      method: treatment of removed blocks, `delete`, `map`, `distil` or `merge`, or several of
-        them to compare.
-      remove: blocks to remove from the most pruned model; smaller numbers are measured, too.
+      method: treatment of removed blocks, `delete`, `map`, `distil` or `merge`, or
+        several of them to compare.
+      remove: blocks to remove from the most pruned model; smaller numbers are measured,
+        too.
       save: write the most pruned model beside the results; takes one method.
       score: orders the blocks, one of `jmat.studies.prune.scores.SCORES`.
       rescore: compute the scores anew after each removal, on what is left.
-      spans: remove the best stretch of k neighbouring blocks instead of k single blocks.
-      refit: `original` fits maps on the whole model's stream, `sequential` one after another on
-        what the maps before left.
+      spans: remove the best stretch of k neighbouring blocks instead of k single
+        blocks.
+      refit: `original` fits maps on the whole model's stream, `sequential` one after
+        another on what the maps before left.
       ridge: penalty on the maps, on the scale of a sum over examples.
-      merge_from: merge: map the FFN's `hidden` activations (F x D), or its `output` (D x D).
+      merge_from: merge: map the FFN's `hidden` activations (F x D), or its `output` (D
+        x D).
       score_sentences: score `kl`: sentences on which it is measured.
       distil_steps: distil: steps for each pruned model.
       learning_rate: distil: Adam's, at the start.
       kl_weight: distil: weight of the KL on the predictions.
-      distil_loss: distil: squared error of the streams, `relative` to each token's stream, or
-        the `plain` mean.
+      distil_loss: distil: squared error of the streams, `relative` to each token's
+        stream, or the `plain` mean.
     """
 
     method: str | Sequence[str] = ("delete", "map")

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,9 @@ from jmat.data.examples import Split, mask_positions
 from jmat.data.text import whole_sentences
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.types import Identity, Linear
+from jmat.models.family import Transformer
 from jmat.models.sites import Site, stream_sites
+from jmat.runtime.annotations import Keywords
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import compare_on_text
 from jmat.studies.prune.merge import features_site, fit_merge
@@ -26,34 +28,36 @@ Log = Callable[[str], None]
 
 
 class Teacher(NamedTuple):
-    """The whole model, the sentences to fit on, and what it does there: what every pruned model is fitted to."""
+    """Holds the whole model, the sentences to fit on, and what it does there: what
+    every pruned model is fitted to.
+    """
 
-    model: Any
+    model: Transformer
     split: Split
     streams: list[Float[ndarray, "N D"]]  # h_0 .. h_L at the split's positions
     mask_token: int | None = None
     tokens_per_batch: int = 4096
 
     def read(self, keep: tuple[str, ...], sites: Mapping[str, Site], stop: int | None = None) -> list[ndarray]:
-        """Sites at the positions when parts of the model are replaced."""
-        settings: dict[str, Any] = {"sites": sites, "stop": stop, "tokens_per_batch": self.tokens_per_batch}
+        """Reads sites at the positions when parts of the model are replaced."""
+        settings: Keywords = {"sites": sites, "stop": stop, "tokens_per_batch": self.tokens_per_batch}
         values = capture(self.model, mask_positions(self.split, self.mask_token), keep, **settings)
         return [values[site] for site in keep]
 
 
 class Pruned(NamedTuple):
-    """A pruned model."""
+    """Holds a pruned model."""
 
     removed: tuple[int, ...]  # in the order in which they went
     maps: dict[Stretch, Linear]  # what stands in for each stretch; none for `delete`
 
-    def sites(self, model: Any, method: str) -> dict[str, Site]:
-        """With which `jmat.run` runs it."""
+    def sites(self, model: Transformer, method: str) -> dict[str, Site]:
+        """Returns the `sites` with which `jmat.run` runs it."""
         return stand_ins(model, method, self.removed, self.maps)
 
 
 class Scored(NamedTuple):
-    """The scores from which a choice was made."""
+    """Holds the scores from which a choice was made."""
 
     after: tuple[int, ...]  # blocks removed before
     scores: dict[Stretch, float]
@@ -67,15 +71,18 @@ def prune(
     known: Mapping[Stretch, float] | None = None,
     log: Log | None = None,
 ) -> Iterator[tuple[Pruned, Scored]]:
-    """Yields pruned models with 1, 2, … `options.remove` blocks less, and the scores behind each choice.
+    """Yields pruned models with 1, 2, … `options.remove` blocks less, and the scores
+    behind each choice.
 
-    Each removes one block more than the one before; with `spans` each is the best stretch of its length.
+    Each removes one block more than the one before; with `spans` each is the best
+    stretch of its length.
 
     Args:
       whole: the model to prune.
       method: treatment of removed blocks, one of `METHODS`.
       options: the settings.
-      known: scores by `options.score` of the whole model's blocks (`block_scores`), where computed before.
+      known: scores by `options.score` of the whole model's blocks (`block_scores`),
+        where computed before.
       log: called with a sentence before each fit.
 
     Raises:
@@ -111,7 +118,9 @@ def prune(
 
 
 def block_scores(whole: Teacher, options: Options) -> dict[str, dict[Stretch, float]]:
-    """Returns every score of every block that is read from the streams, and `options.score`, before any is removed."""
+    """Returns every score of every block that is read from the streams, and
+    `options.score`, before any is removed.
+    """
     blocks = [(i, i + 1) for i in range(whole.model.config.layers)]
     return {
         score: score_stretches(whole, "delete", dataclasses.replace(options, score=score), blocks, Pruned((), {}))
@@ -123,7 +132,9 @@ def block_scores(whole: Teacher, options: Options) -> dict[str, dict[Stretch, fl
 def score_stretches(
     whole: Teacher, method: str, options: Options, candidates: list[Stretch], current: Pruned
 ) -> dict[Stretch, float]:
-    """Returns the score of removing each candidate from the whole model, or from one that is pruned already."""
+    """Returns the score of removing each candidate from the whole model, or from one
+    that is pruned already.
+    """
     L = whole.model.config.layers
     sites = current.sites(whole.model, method)
     if options.score != "kl":
@@ -136,8 +147,10 @@ def score_stretches(
     return {stretch: value if np.isfinite(value) else np.inf for stretch, value in kl.items()}
 
 
-def _without(sites: Mapping[str, Site], stretch: Stretch) -> dict[str, Any]:
-    """One stretch less. What stood in for a part of its blocks goes with them."""
+def _without(sites: Mapping[str, Site], stretch: Stretch) -> dict[str, Site]:
+    """Returns the sites with one stretch less. The stand-ins for parts of its blocks go
+    with them.
+    """
     gone = [f"block.{i}" for i in range(*stretch)]
     outside = {name: site for name, site in sites.items() if ".".join(name.split(".")[:2]) not in gone}
     return outside | {block: Identity() for block in gone}
@@ -152,13 +165,16 @@ def fit_maps(
     *,
     log: Log | None = None,
 ) -> dict[Stretch, Linear]:
-    """Returns the least-squares map of every stretch, by `options.refit`; none for `delete`.
+    """Returns the least-squares map of every stretch, by `options.refit`; none for
+    `delete`.
 
-    `original`: from the whole model's stream to the whole model's stream. `sequential`: from the stream as the maps
-    before left it, again to the whole model's: each map also makes up for what those before got wrong.
+    `original`: from the whole model's stream to the whole model's stream. `sequential`:
+    from the stream as the maps before left it, again to the whole model's: each map
+    also makes up for what those before got wrong.
 
-    `known` is a store of `original` maps by stretch, which is filled: they do not depend on the other blocks.
-    `log` is told of maps that the examples do not determine.
+    `known` is a store of `original` maps by stretch, which is filled: they do not
+    depend on the other blocks. `log` is told of maps that the examples do not
+    determine.
     """
     maps: dict[Stretch, Linear] = {}
     known = {} if known is None or options.refit == "sequential" else known
@@ -186,7 +202,7 @@ def _fit(
         solution = lstsq(source, target, intercept=options.intercept, ridge=options.ridge)
         return Linear(solution.weights, solution.bias), solution
     read, source = whole.read((features_site(start, options.merge_from), streams[start]), sites, stop=start)
-    settings: dict[str, Any] = {"features": options.merge_from, "intercept": options.intercept, "ridge": options.ridge}
+    settings: Keywords = {"features": options.merge_from, "intercept": options.intercept, "ridge": options.ridge}
     return fit_merge(whole.model.blocks[start - 1].ffn, read, target - source, **settings)
 
 

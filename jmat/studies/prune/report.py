@@ -1,7 +1,7 @@
 """Pruned models side by side: rows of results.json, and the figure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from jmat.report.axes import perplexity_axis
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
 from jmat.report.names import METHODS, readable
 from jmat.report.notes import noted
+from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.prune.measure import compare_on_text, cost, quality_rows, time_per_token
 from jmat.studies.prune.merge import fold
@@ -39,11 +40,12 @@ def pruned_rows(
     tokens_per_batch: int = 4096,
     seed: int = 0,
     progress: str | None = None,
-) -> list[dict[str, Any]]:
-    """For every method and number of removed blocks, the whole model (0) included: `METRICS`.
+) -> list[Row]:
+    """Returns `METRICS` for every method and number of removed blocks, the whole model
+    (0) included.
 
-    A row names its blocks, 0-based: `blocks` as `2,5-6`, `order` as they went, `5,6,2`. FLOPs and microseconds are per
-    token of the text.
+    A row names its blocks, 0-based: `blocks` as `2,5-6`, `order` as they went, `5,6,2`.
+    FLOPs and microseconds are per token of the text.
 
     Args:
       model: the whole model.
@@ -85,9 +87,11 @@ def pruned_rows(
     return rows
 
 
-def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[dict[str, Any]]:
-    """The scores behind each choice: from `layer` to `target`, after `step` blocks had been removed."""
-    rows = []
+def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[Row]:
+    """Returns the scores behind each choice: from `layer` to `target`, after `step`
+    blocks had been removed.
+    """
+    rows: list[Row] = []
     for of in dict.fromkeys((choice.after, tuple(choice.scores.items())) for choice in scored):
         for (layer, target), value in of[1]:
             row = {"method": method, "score": score, "step": len(of[0]), "layer": layer, "target": target}
@@ -95,8 +99,10 @@ def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[dict[s
     return rows
 
 
-def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[dict[str, Any]]:
-    """Returns `block_score` of every block, from `layer` to `target`, by every score of `block_scores`."""
+def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[Row]:
+    """Returns `block_score` of every block, from `layer` to `target`, by every score of
+    `block_scores`.
+    """
     return [
         {"metric": "block_score", "score": score, "layer": layer, "target": target, **_finite(value)}
         for score, of_score in scores.items()
@@ -104,18 +110,19 @@ def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[dict
     ]
 
 
-def _finite(score: float) -> dict[str, Any]:
+def _finite(score: float) -> Row:
     """Returns a score as a row's value; one that overflows is None, with a note."""
     if np.isfinite(score):
         return {"value": score}
     return {"value": None, "note": "without these blocks the scores overflow"}
 
 
-def plot_prune(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method.
+def plot_prune(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one
+    line a method.
 
-    Every set of blocks has a tick of its own, from few blocks to many: methods share a tick only
-    where they removed the same blocks. The panels are called as the metrics.
+    Every set of blocks has a tick of its own, from few blocks to many: methods share a
+    tick only where they removed the same blocks. The panels are called as the metrics.
 
     Raises:
       NothingToDrawError: there is nothing to draw.

@@ -31,9 +31,11 @@ SCORES = ("kl", *STREAM_SCORES)
 def stretch_scores(
     score: str, streams: Sequence[Float[ndarray, "N D"]], candidates: Sequence[Stretch]
 ) -> dict[Stretch, float]:
-    """The score of each candidate, from h_0 .. h_L at the same examples; any but `kl`, which needs the model.
+    """Returns the score of each candidate, from h_0 .. h_L at the same examples; any
+    but `kl`, which needs the model.
 
-    Linearity is in-sample: for the order alone the bias, which is the same for all candidates, does not matter.
+    Linearity is in-sample: for the order alone the bias, which is the same for all
+    candidates, does not matter.
     """
     if score in _HIGHEST_FIRST:
         return _linearities(streams, candidates, without_residual=score == "linearity_without_residual")
@@ -46,7 +48,7 @@ def stretch_scores(
 
 
 def in_order(score: str, scores: Mapping[Stretch, float]) -> list[Stretch]:
-    """The candidates, those to remove first first; of equal ones the earlier."""
+    """Returns the candidates, those to remove first first; of equal ones the earlier."""
     sign = -1 if score in _HIGHEST_FIRST else 1
     return sorted(scores, key=lambda stretch: (sign * scores[stretch], stretch))
 
@@ -54,8 +56,9 @@ def in_order(score: str, scores: Mapping[Stretch, float]) -> list[Stretch]:
 def _linearities(
     streams: Sequence[Float[ndarray, "N D"]], candidates: Sequence[Stretch], *, without_residual: bool
 ) -> dict[Stretch, float]:
-    """Both linearities have the same residual, that of affine least squares of h_j on h_i; only what it is held against
-    differs. One factorisation serves all candidates that begin at the same block.
+    """Returns both linearities of every candidate. They have the same residual, that of
+    affine least squares of h_j on h_i; only what it is held against differs. One
+    factorisation serves all candidates that begin at the same block.
     """
     found, starts = {}, sorted({start for start, _ in candidates})
     sources = factorise_each([streams[i] for i in starts], intercept=True, condition=False)
@@ -77,7 +80,9 @@ def _centred_energy(values: Float[ndarray, "N D"]) -> float:
 
 
 def _cosine(x: Float[ndarray, "N D"], y: Float[ndarray, "N D"]) -> Float[ndarray, " N"]:
-    """Between the rows; 1 where one of them is zero, and so has no direction."""
+    """Returns the cosine between the rows; 1 where one of them is zero, and so has no
+    direction.
+    """
     wide, other = x.astype(np.float64), y.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1) * np.linalg.norm(other, axis=1)
     products = np.einsum("nd,nd->n", wide, other)

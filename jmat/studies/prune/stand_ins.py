@@ -13,14 +13,15 @@ What stands in for a stretch is one map:
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
 from jmat.maps.types import Identity, Linear
 from jmat.models.family import Transformer
+from jmat.models.layers import FeedForward
 from jmat.models.sites import Site
+from jmat.runtime.annotations import Leaf
 
 METHODS = ("delete", "map", "distil", "merge")
 
@@ -30,9 +31,11 @@ Stretch = tuple[int, int]  # the first block removed, and the first one after it
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["ffn", "extra"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class FfnPlus:
-    """A feed-forward part whose hidden activations are read once more: `ffn(x) + extra(hidden(x))`."""
+    """Computes a feed-forward part whose hidden activations are read once more:
+    `ffn(x) + extra(hidden(x))`.
+    """
 
-    ffn: Any  # jmat.models.layers.FeedForward
+    ffn: Leaf[FeedForward]
     extra: Linear
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
@@ -41,7 +44,9 @@ class FfnPlus:
 
 
 def stretches(removed: Collection[int]) -> list[Stretch]:
-    """The removed blocks, in any order, as stretches, rising: {5, 2, 6} → [(2, 3), (5, 7)]."""
+    """Returns the removed blocks, in any order, as stretches, rising: {5, 2, 6} → [(2,
+    3), (5, 7)].
+    """
     found: list[Stretch] = []
     for block in sorted(removed):
         if found and found[-1][1] == block:
@@ -52,7 +57,7 @@ def stretches(removed: Collection[int]) -> list[Stretch]:
 
 
 def label(removed: Collection[int]) -> str:
-    """The removed blocks as people read them: `2,5-6`; `none`."""
+    """Returns the removed blocks as people read them: `2,5-6`; `none`."""
     parts = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in stretches(removed)]
     return ",".join(parts) or "none"
 
@@ -60,7 +65,8 @@ def label(removed: Collection[int]) -> str:
 def stand_ins(
     model: Transformer, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear]
 ) -> dict[str, Site]:
-    """The `sites` with which `jmat.run` leaves the removed blocks out. Any choice of blocks runs the same programs.
+    """Returns the `sites` with which `jmat.run` leaves the removed blocks out. Any
+    choice of blocks runs the same programs.
 
     Args:
       model: the whole model.
@@ -68,7 +74,7 @@ def stand_ins(
       removed: 0-based blocks.
       maps: of every stretch; none for `delete`.
     """
-    sites: dict[str, Any] = {f"block.{i}": Identity() for i in sorted(removed)}
+    sites: dict[str, Site] = {f"block.{i}": Identity() for i in sorted(removed)}
     for (start, _), linear in maps.items():
         if method == "merge":
             sites[f"block.{start - 1}.ffn"] = FfnPlus(model.blocks[start - 1].ffn, linear)
@@ -78,5 +84,5 @@ def stand_ins(
 
 
 def first_changed(sites: Mapping[str, Site], layers: int) -> int:
-    """The first block that differs from the whole model's; L where none does."""
+    """Returns the first block that differs from the whole model's; L where none does."""
     return min((int(name.split(".")[1]) for name in sites), default=layers)

@@ -19,7 +19,9 @@ from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.results import Results, ignore_message
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.prune.options import Options
 from jmat.studies.prune.plans import Pruned, Scored, Teacher, block_scores, prune
@@ -37,10 +39,10 @@ class PruneResults(Results):
     """Holds the figures of pruned models.
 
     Attributes:
-      failures: a sentence for each method that failed on the way; its rows end there, and all
-        other methods have theirs.
-      write_model: writes the most pruned model into a folder, with a note of which model and
-        text its maps come from; None where it is not to be saved.
+      failures: a sentence for each method that failed on the way; its rows end there,
+        and all other methods have theirs.
+      write_model: writes the most pruned model into a folder, with a note of which
+        model and text its maps come from; None where it is not to be saved.
     """
 
     failures: Sequence[str] = ()
@@ -53,7 +55,9 @@ class PruneResults(Results):
         before: Callable[[str], object] = ignore_message,
         **given: Any,
     ) -> list[str]:
-        """Writes the files of `Results.save` and, with the option `save`, the pruned model to `model`."""
+        """Writes the files of `Results.save` and, with the option `save`, the pruned
+        model to `model`.
+        """
         if self.write_model is None:
             return super().save(folder, before=before, **given)
         before(MODEL)
@@ -71,26 +75,35 @@ def run(
     source: pathlib.Path | None = None,
     shared: SharedActivations | None = None,
 ) -> PruneResults:
-    """Removes blocks one after another by every method, and compares each pruned model with the whole one.
+    """Removes blocks one after another by every method, and compares each pruned model
+    with the whole one.
 
     Args:
       model: as `jmat.load` returns it.
       examples: examples, or texts, of which three quarters are fitted on.
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
-      say: prints what happens now, beside progress bars; None: quiet, and a method that fails
-        on the way is a warning.
-      source: folder whose tokenizer files are written beside a model that is saved; default:
-        the tokenizer writes them.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      say: prints what happens now, beside progress bars; None: quiet, and a method that
+        fails on the way is a warning.
+      source: folder whose tokenizer files are written beside a model that is saved;
+        default: the tokenizer writes them.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows of every block's scores, of the choices, and of every pruned model; the maps of the
-      most pruned models by name, such as `mat.3.4`.
+      Rows of every block's scores, of the choices, and of every pruned model; the maps
+      of the most pruned models by name, such as `mat.3.4`.
 
     Raises:
-      ValueError: as `Options.check` and `jmat.studies.settings.read_subject`; every method
-        failed.
+      ValueError: as `Options.check` and `jmat.studies.settings.read_subject`; every
+        method failed.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.prune.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     options.check(model.config)
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
@@ -133,8 +146,10 @@ def table(rows: Sequence[Row]) -> str:
     return f"scores of the whole model's blocks\n{scores}\n\n{models}"
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
-    """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one line a method."""
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one
+    line a method.
+    """
     title = f"{model_name(results)}: blocks removed by {results['config']['score'].replace('_', ' ')}"
     return plot_prune(results, **titled(drawing, title))
 
@@ -168,5 +183,5 @@ def _write_model(
     info: MapsInfo | None,
 ) -> None:
     """Writes a pruned model with the subject's tokenizer into a folder."""
-    beside: dict[str, Any] = {"source": source, "tokenizer": subject.tokenizer}
+    beside: Keywords = {"source": source, "tokenizer": subject.tokenizer}
     save_pruned(folder, subject.model, method, last.removed, last.maps, info, **beside)

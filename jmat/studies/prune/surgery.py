@@ -5,7 +5,6 @@ import json
 import pathlib
 import shutil
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from flax import nnx
 from jmat.checkpoint import parameters, save_model, with_parameters
 from jmat.checkpoint.load import PRUNED, find, load
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES
+from jmat.data.encoding import Tokenizer
 from jmat.maps.files import MapsInfo, read_maps, save_maps
 from jmat.maps.types import Linear
 from jmat.models import build
@@ -21,6 +21,7 @@ from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.models.stack import model_dtype
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
 from jmat.runtime.json_files import read_json_object
@@ -34,10 +35,11 @@ _COPIED = (*TOKENIZER_FILES, "generation_config.json")
 
 
 def remove_blocks(model: Transformer, removed: Collection[int]) -> Transformer:
-    """The model without some blocks; the blocks that stay are numbered anew from 0.
+    """Returns the model without some blocks; the blocks that stay are numbered anew
+    from 0.
 
-    What depended on a block's number goes with it: attention windows and, for GPT-2's scaling by `1/(i + 1)`, the
-    queries, which are multiplied by `(new + 1)/(old + 1)`.
+    What depended on a block's number goes with it: attention windows and, for GPT-2's
+    scaling by `1/(i + 1)`, the queries, which are multiplied by `(new + 1)/(old + 1)`.
 
     Raises:
       ValueError: a block that the model does not have, or none would be left.
@@ -47,7 +49,7 @@ def remove_blocks(model: Transformer, removed: Collection[int]) -> Transformer:
     kept = [i for i in range(config.layers) if i not in removed]
     smaller = _smaller(config, kept)
     arrays = parameters(model)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, jax.Array] = {}
     shell = jax.eval_shape(lambda: build(smaller, nnx.Rngs(0)))
     for path in parameters(shell):
         head, _, rest = path.partition(".")
@@ -64,7 +66,9 @@ def remove_blocks(model: Transformer, removed: Collection[int]) -> Transformer:
 
 
 def check_removable(config: ModelConfig, removed: Collection[int]) -> None:
-    """Raises ValueError for a block that the model does not have, and where none would be left."""
+    """Raises ValueError for a block that the model does not have, and where none would
+    be left.
+    """
     foreign = [i for i in removed if not 0 <= i < config.layers]
     if foreign:
         raise ValueError(f"block {foreign[0]} cannot be removed: the model has blocks 0 .. {config.layers - 1}.")
@@ -83,14 +87,16 @@ def save_pruned(
     info: MapsInfo | None,
     *,
     source: pathlib.Path | None = None,
-    tokenizer: Any = None,
-) -> Any:
-    """Writes a pruned model, with the tokenizer files of the folder `source` or, where that is none, the tokenizer.
+    tokenizer: Tokenizer | None = None,
+) -> Transformer:
+    """Writes a pruned model, with the tokenizer files of the folder `source` or, where
+    that is none, the tokenizer.
 
-    `delete` and `merge` give a Hugging Face folder of the smaller model, which transformers loads, too. `map` and
-    `distil` give a Hugging Face folder of the whole model, with the maps beside it and `pruned.json`, which says which
-    blocks they replace; `load_pruned` reads both kinds. config.json is written last: while it is missing, nobody reads
-    a folder that is half-saved.
+    `delete` and `merge` give a Hugging Face folder of the smaller model, which
+    transformers loads, too. `map` and `distil` give a Hugging Face folder of the whole
+    model, with the maps beside it and `pruned.json`, which says which blocks they
+    replace; `load_pruned` reads both kinds. config.json is written last: while it is
+    missing, nobody reads a folder that is half-saved.
 
     Returns:
       The model whose weights were written.
@@ -128,21 +134,23 @@ def load_pruned(
     dtype: str = "float32",
     revision: str | None = None,
     ignore_config: tuple[str, ...] = (),
-) -> tuple[Any, Any, dict[str, Site]]:
+) -> tuple[Transformer, Tokenizer | None, dict[str, Site]]:
     """Reads what `save_pruned` wrote, or any model that `jmat.load` reads.
 
         model, tokenizer, sites = load_pruned("runs/prune-gpt2/model")
         x, acts = jmat.run(model, tokens, sites=sites)
 
     Returns:
-      The model, its tokenizer, and the `sites` with which it is to be run: none for an ordinary model.
+      The model, its tokenizer, and the `sites` with which it is to be run: none for an
+      ordinary model.
 
     Raises:
       FileNotFoundError: no such model; its maps are missing.
-      ValueError: as `jmat.load`; maps of another model, or that do not fit `pruned.json`.
+      ValueError: as `jmat.load`; maps of another model, or that do not fit
+        `pruned.json`.
     """
     folder = find(name_or_folder, revision=revision)
-    settings: dict[str, Any] = {"dtype": dtype, "revision": revision, "ignore_config": ignore_config}
+    settings: Keywords = {"dtype": dtype, "revision": revision, "ignore_config": ignore_config}
     model, tokenizer = load(name_or_folder, **settings, ignore_maps=True)
     about = folder / PRUNED
     if not about.is_file():
@@ -166,12 +174,16 @@ def load_pruned(
 
 
 def map_name(method: str, stretch: Stretch) -> str:
-    """The name of a stretch's map in a file of maps: `mat.{start}.{stop}`, `distil.…`, `merge.…`."""
+    """Returns the name of a stretch's map in a file of maps: `mat.{start}.{stop}`,
+    `distil.…`, `merge.…`.
+    """
     return f"{'mat' if method == 'map' else method}.{stretch[0]}.{stretch[1]}"
 
 
 def _smaller(config: ModelConfig, kept: list[int]) -> ModelConfig:
-    """The config with only the kept blocks, as jmat's fields and as config.json's."""
+    """Returns the config with only the kept blocks, as jmat's fields and as
+    config.json's.
+    """
     hf = config.to_hf()
     hf[_LAYERS.get(config.family, "num_hidden_layers")] = len(kept)
     for name in ("layer_types", "attention_layers"):

@@ -5,7 +5,6 @@ block (BERT) `attn` reads the block's input and `ln_1` the sum after attention.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,8 @@ from jmat.forward import run
 from jmat.maps.least_squares import factorise_each
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer
-from jmat.models.sites import SUBMODULES, gather, stream_sites
+from jmat.models.sites import SUBMODULES, Site, gather, stream_sites
+from jmat.report.rows import Row
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.progress import track
 from jmat.studies.r2 import Resamples, pair_rows
@@ -32,11 +32,11 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "mat_ln1_ln2": ("ln_1", "ln_2"),
 }
 
-PartMaps = Mapping[tuple[str, int], Any]  # (part, block) → map
+PartMaps = Mapping[tuple[str, int], Site]  # (part, block) → map
 
 
 def part_sites(parts: Sequence[str], blocks: Sequence[int]) -> tuple[str, ...]:
-    """Inputs and outputs of the parts."""
+    """Returns the inputs and outputs of the parts."""
     return tuple(f"block.{i}.{part}{end}" for i in blocks for part in parts for end in (".in", ""))
 
 
@@ -48,7 +48,9 @@ def fit_parts(
     intercept: bool = False,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Linear]:
-    """One map a part and block, input → output, fitted on the unmodified model's activations (`part_sites`)."""
+    """Fits one map a part and block, input → output, on the unmodified model's
+    activations (`part_sites`).
+    """
     sites = {f"block.{i}.{part}": (part, i) for i in blocks for part in parts}
     sources = factorise_each([acts[f"{site}.in"] for site in sites], intercept=intercept)
     maps = {}
@@ -66,15 +68,17 @@ def ablate(
     tokens_per_batch: int = 4096,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
-    """Returns h_L at the examples' positions when the parts of all blocks from a source layer on are replaced.
+    """Returns h_L at the examples' positions when the parts of all blocks from a source
+    layer on are replaced.
 
-    Attention is the only part that lets positions see each other: without it the sampled position runs alone. With it
-    the whole sentence runs.
+    Attention is the only part that lets positions see each other: without it the
+    sampled position runs alone. With it the whole sentence runs.
 
     Args:
       model: as `jmat.load` returns it.
       split: sentences and positions, as for `jmat.capture.activations.capture`.
-      maps: shortcut's name → source layer l → maps for every block l .. L − 1 of the parts that it replaces.
+      maps: shortcut's name → source layer l → maps for every block l .. L − 1 of the
+        parts that it replaces.
       tokens_per_batch: padded tokens in one forward pass.
       progress: label of the progress bar; by default none is shown.
 
@@ -99,8 +103,10 @@ def ablate(
     return dict(zip(stand_ins, sweep(plan, finals, mesh=mesh, progress=progress), strict=True))
 
 
-def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples) -> list[dict[str, Any]]:
-    """Held-out r2 of each part's map alone; `layer` and `target` are the 0-based block."""
+def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples) -> list[Row]:
+    """Returns held-out r2 of each part's map alone; `layer` and `target` are the
+    0-based block.
+    """
     rows = []
     for (part, i), linear in maps.items():
         site = f"block.{i}.{part}"
@@ -110,9 +116,11 @@ def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, draw
 
 
 def run_from(
-    model: Transformer, stream: Float[jax.Array, "B T D"], start: int, sites: Mapping[str, Any], batch: Batch
+    model: Transformer, stream: Float[jax.Array, "B T D"], start: int, sites: Mapping[str, Site], batch: Batch
 ) -> Float[jax.Array, "B P D"]:
-    """Returns h_L where the batch is read, from h_start; only these positions run if no block looks at others."""
+    """Returns h_L where the batch is read, from h_start; only these positions run if no
+    block looks at others.
+    """
     L = model.config.layers
     if start == L:
         return gather(stream, batch.read_at)
@@ -123,7 +131,9 @@ def run_from(
 
 
 def sentence_rows(model: Transformer, split: Split, tokens_per_batch: int) -> list[Batch]:
-    """Returns batches with one sentence a row: what stands in for attention might look at all tokens of a row."""
+    """Returns batches with one sentence a row: what stands in for attention might look
+    at all tokens of a row.
+    """
     return reading_batches(model.config, split, tokens_per_batch, row_multiple=local_mesh().size, alone=True)
 
 

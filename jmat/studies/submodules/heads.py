@@ -1,7 +1,6 @@
 """Replaces and removes attention heads, one at a time."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jmat.forward import run
 from jmat.maps.least_squares import lstsq
 from jmat.maps.types import Constant, Linear
 from jmat.models.family import Transformer
+from jmat.models.layers import Dense
 from jmat.models.sites import gather
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.progress import track
@@ -31,10 +31,12 @@ def ablate_heads(
     intercept: bool = False,
     progress: str | None = None,
 ) -> dict[tuple[str, int], Float[ndarray, "N D"]]:
-    """Returns h_L with one attention head of one block replaced by its map (`mat_head.{h}`) or removed (`no_head.{h}`).
+    """Returns h_L with one attention head of one block replaced by its map
+    (`mat_head.{h}`) or removed (`no_head.{h}`).
 
-    A head's map goes from the input of `attn` to the head's output, before the output projection. The other heads'
-    outputs do not change, so each block's are computed once, and one program serves all heads of all blocks.
+    A head's map goes from the input of `attn` to the head's output, before the output
+    projection. The other heads' outputs do not change, so each block's are computed
+    once, and one program serves all heads of all blocks.
     """
     L, H = model.config.layers, model.config.heads
     mesh = local_mesh()
@@ -67,7 +69,7 @@ def ablate_heads(
 
 
 @functools.partial(jax.jit, static_argnames=("width",))
-def _with_head(project: Any, heads: jax.Array, stand_ins: jax.Array, h: Any, *, width: int) -> jax.Array:
+def _with_head(project: Dense, heads: jax.Array, stand_ins: jax.Array, h: int | jax.Array, *, width: int) -> jax.Array:
     """Returns the output of attention where head h is as in `stand_ins`; all heads' outputs lie side by side."""
     ours = jnp.arange(heads.shape[-1]) // width == h
     return project(jnp.where(ours, stand_ins.astype(heads.dtype), heads))

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,23 +15,28 @@ from jmat.forward import run
 from jmat.maps.least_squares import lstsq
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer
-from jmat.models.sites import SUBMODULES, gather
+from jmat.models.sites import SUBMODULES, Site, gather
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.studies.submodules.ablation import sentence_rows
+
+Kept = dict[str, jax.Array]  # values by site
 
 
 @dataclasses.dataclass
 class _Held:
-    """A batch, and its stream [B, T, D] (or [B, P, D] at the examples), which stays on the devices."""
+    """Holds a batch, and its stream [B, T, D] (or [B, P, D] at the examples), which
+    stays on the devices.
+    """
 
     batch: Batch
-    stream: Any = None
+    stream: jax.Array | None = None
 
     @property
     def examples(self) -> Int[jax.Array | ndarray, "B P"]:
         return self.batch.examples
 
-    def inputs(self) -> tuple[Batch, Any]:
+    def inputs(self) -> tuple[Batch, jax.Array | None]:
         return self.batch, self.stream
 
 
@@ -46,10 +50,12 @@ def refit_sequentially(
     tokens_per_batch: int = 4096,
     intercept: bool = False,
 ) -> dict[tuple[str, int], Linear]:
-    """Returns maps for the parts of blocks `source` .. L − 1, each fitted on the stream as the maps before left it.
+    """Returns maps for the parts of blocks `source` .. L − 1, each fitted on the stream
+    as the maps before left it.
 
-    The target is the part's output in the unmodified model (`acts`), so a map also learns to undo the drift of those
-    before. The paper fits all maps on the unmodified model. Holds the stream of all sentences in memory.
+    The target is the part's output in the unmodified model (`acts`), so a map also
+    learns to undo the drift of those before. The paper fits all maps on the unmodified
+    model. Holds the stream of all sentences in memory.
     """
     L, D = model.config.layers, model.config.width
     mesh = local_mesh()
@@ -57,13 +63,15 @@ def refit_sequentially(
     contextual = "attn" not in parts  # else each position runs alone, and only the examples' are held
     plan = [_Held(batch) for batch in sentence_rows(model, split, tokens_per_batch)]
 
-    def one_block(batch: Batch, stream: Any, i: int, sites: Mapping[str, Any], keep: tuple[str, ...] = ()) -> Any:
-        where: dict[str, Any] = {}
+    def one_block(
+        batch: Batch, stream: jax.Array, i: int, sites: Mapping[str, Site], keep: tuple[str, ...] = ()
+    ) -> tuple[jax.Array, Kept]:
+        where: Keywords = {}
         if contextual:
             where = batch.where | {"read_at": batch.read_at if keep else None}
         return run(model, stream, start=i, stop=i + 1, sites=sites, keep=keep, **where)
 
-    def advance(i: int, sites: Mapping[str, Any]) -> None:
+    def advance(i: int, sites: Mapping[str, Site]) -> None:
         for held, (batch, stream) in on_devices(own_share(plan), inputs=_Held.inputs, mesh=mesh):
             held.stream = one_block(batch, stream, i, sites)[0]
 
@@ -79,7 +87,12 @@ def refit_sequentially(
             site = f"block.{i}.{part}"
             sites, keep = fitted | {site: placeholder}, (f"{site}.in",)
 
-            def read(given: tuple[Batch, Any], i: int = i, sites: Any = sites, keep: tuple[str, ...] = keep) -> Any:
+            def read(
+                given: tuple[Batch, jax.Array],
+                i: int = i,
+                sites: Mapping[str, Site] = sites,
+                keep: tuple[str, ...] = keep,
+            ) -> Kept:
                 return one_block(*given, i, sites, keep)[1]
 
             inputs = sweep(plan, read, inputs=_Held.inputs, mesh=mesh)[f"{site}.in"]

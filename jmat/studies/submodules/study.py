@@ -5,9 +5,11 @@ Din et al. 2023 (arXiv 2303.09435), section 5.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
+from jaxtyping import Float
 from matplotlib.figure import Figure
+from numpy import ndarray
 
 from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
@@ -17,13 +19,15 @@ from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
-from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.models.sites import SUBMODULES, Site, stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Content, Row
+from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, chosen, chosen_layers
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.progress import track
@@ -47,8 +51,8 @@ class Options(Settings):
     Attributes:
       maps: names of the maps to evaluate, of `MAPS`.
       layers: source layers, of 0 .. L; none: all.
-      refit: `none` fits all maps on the unmodified model, as the paper does; `sequential` fits
-        each on the stream as the maps before it left it.
+      refit: `none` fits all maps on the unmodified model, as the paper does;
+        `sequential` fits each on the stream as the maps before it left it.
       heads: also replace and remove every attention head, one at a time.
     """
 
@@ -77,7 +81,8 @@ def run(
     say: Say | None = None,
     shared: SharedActivations | None = None,
 ) -> Results:
-    """Replaces sub-modules by linear maps from each layer on, and compares with the whole model.
+    """Replaces sub-modules by linear maps from each layer on, and compares with the
+    whole model.
 
     Args:
       model: as `jmat.load` returns it.
@@ -85,14 +90,23 @@ def run(
       options: the settings.
       tokenizer: the model's; texts and masked models need it.
       say: prints what happens now, beside progress bars; None: quiet.
-      shared: activations that other studies of the model read, too; None: this one reads its own.
+      shared: activations that other studies of the model read, too; None: this one
+        reads its own.
 
     Returns:
-      Rows for every layer and map, r2 of every part's map alone, and the maps by name, such as
-      `attn.3` and `mat.3.8`.
+      Rows for every layer and map, r2 of every part's map alone, and the maps by name,
+      such as `attn.3` and `mat.3.8`.
 
     Raises:
-      ValueError: as `jmat.studies.settings.read_subject`; a layer that the model does not have.
+      ValueError: as `jmat.studies.settings.read_subject`; a layer that the model does
+        not have.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
+      >>> results = jmat.studies.submodules.run(model, texts, tokenizer=tokenizer)
+      >>> figure, table = results.plot(), results.table()
     """
     layers = chosen_layers(options.layers, model.config.layers)
     names = chosen("maps", options.maps, MAPS)
@@ -124,14 +138,14 @@ def _stand_ins(
     options: Options,
     names: Sequence[str],
     layers: Sequence[int],
-    fit: Mapping[str, Any],
+    fit: Mapping[str, Float[ndarray, "N D"]],
     part_maps: PartMaps,
-) -> dict[tuple[str, int], tuple[Any, Any]]:
+) -> dict[tuple[str, int], tuple[Site, Float[ndarray, "M D"]]]:
     """Returns (map, layer) → stand-in for h_L of the held-out examples, with the identity to read it by."""
     model = subject.model
     seen = subject.as_read
-    size: dict[str, Any] = {"tokens_per_batch": options.tokens_per_batch or usual_batch()}
-    fitting: dict[str, Any] = {**size, "intercept": options.intercept}
+    size: Keywords = {"tokens_per_batch": options.tokens_per_batch or usual_batch()}
+    fitting: Keywords = {**size, "intercept": options.intercept}
     plans: dict[str, dict[int, PartMaps]] = {name: {} for name in names if name != "mat"}
     sequential = options.refit == "sequential"
     for name, sources in plans.items():
@@ -152,7 +166,7 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(rows, index="layer", columns=("metric", "map"), metrics=METRICS[:1])
 
 
-def plot(results: Mapping[str, Any], **drawing: Unpack[Drawing]) -> Figure:
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws the metrics by layer, one panel each."""
     title = f"{model_name(results)}: sub-modules replaced from layer l on"
     return plot_by_layer(results, METRICS, **titled(drawing, title))

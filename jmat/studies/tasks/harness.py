@@ -10,7 +10,7 @@ harness finds the same accuracies as that study.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,12 +22,22 @@ from jmat.models.sites import Site
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.tasks.scoring import (
     Passage,
+    Scoring,
     check_causal,
     continued,
     greedy_log_likelihoods,
     log_likelihoods,
     warn_of_cuts,
 )
+
+HarnessLM = Any  # lm_eval.api.model.LM, of a package that may be missing
+
+
+@runtime_checkable
+class Request(Protocol):
+    """Describes a request of the harness."""
+
+    args: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,14 +57,16 @@ class Scorer:
     tokens_per_batch: int
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Returns, for each context and continuation, the continuation's log-likelihood and whether it is greedy.
+        """Returns, for each context and continuation, the continuation's log-likelihood
+        and whether it is greedy.
 
-        The log-likelihood is in nats. A continuation is greedy where each of its tokens is the
-        likeliest. An empty context counts as one BOS token, or EOS where the tokenizer has no BOS.
+        The log-likelihood is in nats. A continuation is greedy where each of its tokens
+        is the likeliest. An empty context counts as one BOS token, or EOS where the
+        tokenizer has no BOS.
 
         Raises:
-          ValueError: a continuation is too long for the model; an empty context, and a tokenizer
-            with neither BOS nor EOS.
+          ValueError: a continuation is too long for the model; an empty context, and a
+            tokenizer with neither BOS nor EOS.
         """
         limit, special = self.model.config.num_positions, special_tokens(self.tokenizer, masked=False)
         passages = []
@@ -66,10 +78,12 @@ class Scorer:
         return [(float(value), bool(each)) for value, each in zip(values, greedy, strict=True)]
 
     def texts(self, texts: Sequence[str]) -> list[float]:
-        """Returns the log-likelihood of each whole text in nats, its first token included, after BOS or EOS.
+        """Returns the log-likelihood of each whole text in nats, its first token
+        included, after BOS or EOS.
 
-        A text longer than the model's positions is read in windows. Every token is scored once;
-        the last window begins with as many tokens that are scored already as fit.
+        A text longer than the model's positions is read in windows. Every token is
+        scored once; the last window begins with as many tokens that are scored already
+        as fit.
 
         Raises:
           ValueError: the tokenizer has neither BOS nor EOS.
@@ -88,7 +102,7 @@ class Scorer:
         values = log_likelihoods(self.model, passages, **self._settings()) if passages else np.zeros(0)
         return np.bincount(np.asarray(owners, np.int64), values, minlength=len(texts)).tolist()
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> Scoring:
         return {"sites": self.sites, "tokens_per_batch": self.tokens_per_batch}
 
     def _prefix(self, special: SpecialTokens) -> tuple[int, ...]:
@@ -108,7 +122,9 @@ def scorer(
     exit_layer: int | None = None,
     tokens_per_batch: int | None = None,
 ) -> Scorer:
-    """Returns what scores texts. Takes the arguments of `harness_model`, and raises what it does."""
+    """Returns what scores texts. Takes the arguments of `harness_model`, and raises
+    what it does.
+    """
     check_model(model)
     check_causal(model, tokenizer, model.name)
     chosen, layers = dict(sites or {}), model.config.layers
@@ -132,20 +148,21 @@ def harness_model(
     sites: Mapping[str, Site] | None = None,
     exit_layer: int | None = None,
     tokens_per_batch: int | None = None,
-) -> Any:
+) -> HarnessLM:
     """Returns a model of the LM Evaluation Harness, an `lm_eval.api.model.LM`.
 
     Args:
       model: a causal model.
       tokenizer: the model's.
       sites: edits of parts, or what stands in for them, such as a `jmat.Shortcut`.
-      exit_layer: layer from 0 to L whose stream the head reads instead of the last one's; the
-        blocks behind it are not computed. None: the last.
+      exit_layer: layer from 0 to L whose stream the head reads instead of the last
+        one's; the blocks behind it are not computed. None: the last.
       tokens_per_batch: padded tokens in one forward pass; None: as suits the devices.
 
     Raises:
-      ValueError: the extra `lm-eval` is not installed; the model is no causal one, or has no
-        tokenizer; there is no such layer; `sites` names a block that `exit_layer` leaves out.
+      ValueError: the extra `lm-eval` is not installed; the model is no causal one, or
+        has no tokenizer; there is no such layer; `sites` names a block that
+        `exit_layer` leaves out.
     """
     try:
         from lm_eval.api.model import LM
@@ -156,13 +173,13 @@ def harness_model(
     class HarnessModel(LM):
         """Answers the harness's requests, which hold their texts in `args`."""
 
-        def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-            return given.continuations([request.args for request in requests])
+        def loglikelihood(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
+            return given.continuations([(request.args[0], request.args[1]) for request in requests])
 
-        def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
             return given.texts([request.args[0] for request in requests])
 
-        def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        def generate_until(self, requests: Sequence[Request]) -> list[str]:
             raise NotImplementedError(
                 "jmat generates no text yet: choose tasks that score given answers or whole texts."
             )

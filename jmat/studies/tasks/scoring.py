@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,18 @@ from jmat.data.text import Text, following_tokens
 from jmat.forward import logits, run
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions, cross_entropy
+from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.report.notes import estimate, noted, with_note
+from jmat.report.rows import Row
+from jmat.runtime.annotations import Fields
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.names import known_name
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One line of a task."""
+    """Holds one line of a task."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -57,7 +60,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passage:
-    """Tokens, of which those from `scored_from` on are predicted."""
+    """Holds tokens, of which those from `scored_from` on are predicted."""
 
     tokens: Int[ndarray, " T"]
     scored_from: int
@@ -65,9 +68,11 @@ class Passage:
 
 
 def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
-    """The questions of a task of the hub (`jmat.data.hub_tasks.TASKS`), or of a JSONL file.
+    """Reads the questions of a task of the hub (`jmat.data.hub_tasks.TASKS`), or of a
+    JSONL file.
 
-    Raises what `jmat.data.hub_tasks.hub_task` and `jmat.data.json_lines.read_json_lines` do.
+    Raises what `jmat.data.hub_tasks.hub_task` and
+    `jmat.data.json_lines.read_json_lines` do.
     """
     if (named := known_name(name_or_path, TASKS, pathlib.Path.is_file, kind="task")) is not None:
         return [_question(fields) for fields in hub_task(named)]
@@ -77,7 +82,7 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
     return read_json_lines(name_or_path, _own_question, expected)
 
 
-def _own_question(fields: Mapping[str, Any]) -> Question:
+def _own_question(fields: Fields) -> Question:
     """Returns a question of a user's file. Raises ValueError for two equal choices, which are equally likely."""
     question = _question(fields)
     choices = [choice.strip() for choice in question.choices]
@@ -86,7 +91,7 @@ def _own_question(fields: Mapping[str, Any]) -> Question:
     return question
 
 
-def _question(fields: Mapping[str, Any]) -> Question:
+def _question(fields: Fields) -> Question:
     if "question" not in fields and "context" not in fields:
         raise ValueError("it has neither a question nor a context")
     if "question" in fields and "context" in fields:
@@ -105,20 +110,34 @@ def _question(fields: Mapping[str, Any]) -> Question:
     return Question(prompt, tuple(choices), answer)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def check_causal(model: Any, tokenizer: Any, name: str) -> None:
-    """Raises ValueError for a model that does not predict text from left to right, or has no tokenizer to read it."""
+def check_causal(model: Transformer, tokenizer: Tokenizer | None, name: str) -> Tokenizer:
+    """Returns the tokenizer.
+
+    Raises:
+      ValueError: a model that does not predict text from left to right, or has no
+        tokenizer to read it.
+    """
     if not model.config.causal or model.head is None:
         raise ValueError(f"{name} is no causal language model: it gives text no likelihood; choose one such as gpt2.")
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so no text can be read.")
+    return tokenizer
+
+
+class Scoring(TypedDict, total=False):
+    """Holds settings of `scored_tokens`."""
+
+    sites: Mapping[str, Site] | None
+    tokens_per_batch: int
+    progress: str | None
 
 
 def log_likelihoods(
-    model: Any,
+    model: Transformer,
     passages: Sequence[Passage],
     *,
     sites: Mapping[str, Site] | None = None,
@@ -126,18 +145,20 @@ def log_likelihoods(
     predictions: Predictions | None = None,
     progress: str | None = None,
 ) -> Float[ndarray, " N"]:
-    """Σ ln p(token | those before it) of each passage's scored tokens, in nats; the first token is never scored.
+    """Returns Σ ln p(token | those before it) of each passage's scored tokens, in nats;
+    the first token is never scored.
 
     Takes the arguments of `scored_tokens` but `measure`, and raises what it does.
     """
-    given: dict[str, Any] = {"sites": sites, "tokens_per_batch": tokens_per_batch, "progress": progress}
+    given: Scoring = {"sites": sites, "tokens_per_batch": tokens_per_batch, "progress": progress}
     return scored_tokens(model, passages, _nats, predictions=predictions, **given)[:, 0]
 
 
 def greedy_log_likelihoods(
-    model: Any, passages: Sequence[Passage], **settings: Any
+    model: Transformer, passages: Sequence[Passage], **settings: Unpack[Scoring]
 ) -> tuple[Float[ndarray, " N"], Bool[ndarray, " N"]]:
-    """Returns the log-likelihoods, and whether each scored token of a passage is the likeliest one in its place.
+    """Returns the log-likelihoods, and whether each scored token of a passage is the
+    likeliest one in its place.
 
     Takes the arguments of `log_likelihoods`, and raises what it does.
     """
@@ -146,7 +167,7 @@ def greedy_log_likelihoods(
 
 
 def scored_tokens(
-    model: Any,
+    model: Transformer,
     passages: Sequence[Passage],
     measure: Callable[[Float[Array, "B T V"], Int[Array, "B T"]], Float[Array, "B K"]],
     *,
@@ -160,15 +181,17 @@ def scored_tokens(
     Args:
       model: a causal model.
       passages: none longer than the model's positions.
-      measure: returns K figures a row from logits and from the tokens to predict, −1 where none
-        is scored; the first figure must be finite.
+      measure: returns K figures a row from logits and from the tokens to predict, −1
+        where none is scored; the first figure must be finite.
       sites: what stands in for parts of the model, as for `jmat.run`.
       tokens_per_batch: padded tokens in one forward pass.
-      predictions: collects what the model predicts, to tell whether that depends on the text.
+      predictions: collects what the model predicts, to tell whether that depends on the
+        text.
       progress: what the progress bar says; None shows none.
 
     Raises:
-      ValueError: nothing to score, a token id that the model does not have, a log-likelihood that is not finite.
+      ValueError: nothing to score, a token id that the model does not have, a
+        log-likelihood that is not finite.
     """
     if not passages:
         raise ValueError("there is no text to score.")
@@ -214,12 +237,20 @@ def _nats_and_misses(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) 
 
 
 def text_rows(
-    model: Any, tokenizer: Any, name: str, lines: Sequence[str], *, seed: int = 0, **settings: Any
-) -> list[dict[str, Any]]:
-    """`perplexity` of a text's tokens given those before them on the same line, with an interval over lines.
+    model: Transformer,
+    tokenizer: Tokenizer,
+    name: str,
+    lines: Sequence[str],
+    *,
+    seed: int = 0,
+    **settings: Unpack[Scoring],
+) -> list[Row]:
+    """Returns `perplexity` of a text's tokens given those before them on the same line,
+    with an interval over lines.
 
-    A line longer than the model's positions is read in pieces. `n` counts the scored tokens: all but each piece's
-    first, which is BOS where the tokenizer puts one in front of a text.
+    A line longer than the model's positions is read in pieces. `n` counts the scored
+    tokens: all but each piece's first, which is BOS where the tokenizer puts one in
+    front of a text.
     """
     special = special_tokens(tokenizer, masked=False)
     encoded = encode_pieces(lines, tokenizer, model.config.num_positions, special)
@@ -244,9 +275,16 @@ def text_rows(
 
 
 def task_rows(
-    model: Any, tokenizer: Any, name: str, questions: Sequence[Question], *, seed: int = 0, **settings: Any
-) -> list[dict[str, Any]]:
-    """Returns `accuracy` and `accuracy_norm` with intervals over questions, and `chance`, that of guessing.
+    model: Transformer,
+    tokenizer: Tokenizer,
+    name: str,
+    questions: Sequence[Question],
+    *,
+    seed: int = 0,
+    **settings: Unpack[Scoring],
+) -> list[Row]:
+    """Returns `accuracy` and `accuracy_norm` with intervals over questions, and
+    `chance`, that of guessing.
 
     Where k choices have the highest likelihood, each counts as 1/k of an answer.
     """
@@ -265,12 +303,14 @@ def task_rows(
     return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
 
 
-def check_choices(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
-    """Raises ValueError for a choice that is too long for the model, before anything is computed."""
+def check_choices(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
+    """Raises ValueError for a choice that is too long for the model, before anything is
+    computed.
+    """
     _choice_passages(model, tokenizer, questions)
 
 
-def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
+def _choice_passages(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
     """Returns every choice after its prompt, in the questions' order."""
     limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
     pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
@@ -278,36 +318,49 @@ def _choice_passages(model: Any, tokenizer: Tokenizer, questions: Sequence[Quest
 
 
 def choice_scores(
-    model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any
+    model: Transformer,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    *,
+    predictions: Predictions | None = None,
+    **settings: Unpack[Scoring],
 ) -> tuple[list[Float[ndarray, " K"]], list[Float[ndarray, " K"]]]:
-    """Returns the log-likelihoods of every question's choices, in nats, and these per character of the choice."""
+    """Returns the log-likelihoods of every question's choices, in nats, and these per
+    character of the choice.
+    """
     passages = _choice_passages(model, tokenizer, questions)
     warn_of_cuts(passages, model.config.num_positions)
-    scores = log_likelihoods(model, passages, **settings)
+    scores = log_likelihoods(model, passages, predictions=predictions, **settings)
     sizes = np.array([len(choice.strip()) for q in questions for choice in q.choices], np.float64)
     ends = np.cumsum([len(q.choices) for q in questions])[:-1]
     return np.split(scores, ends), np.split(scores / sizes, ends)
 
 
 def warn_of_cuts(passages: Sequence[Passage], limit: int) -> None:
-    """Logs how many prompts lost their beginnings, because they do not fit into so many tokens."""
+    """Logs how many prompts lost their beginnings, because they do not fit into so many
+    tokens.
+    """
     if cut := sum(passage.is_cut for passage in passages):
         message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
         logging.getLogger(__name__).warning(message, cut, len(passages), limit)
 
 
 def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
-    """Returns the choices of highest score, several where they are equal up to the rounding of float32."""
+    """Returns the choices of highest score, several where they are equal up to the
+    rounding of float32.
+    """
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
 def continued(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
-    """Returns a prompt and a choice, of which the choice is scored; too long a prompt loses its beginning.
+    """Returns a prompt and a choice, of which the choice is scored; too long a prompt
+    loses its beginning.
 
     The choice begins with the space that parts it from the prompt, if there is one.
 
-    The scored tokens begin where they part from those of the prompt alone: a tokenizer may join the two. BOS, where
-    the tokenizer puts one in front of a text, stays there; nothing is appended.
+    The scored tokens begin where they part from those of the prompt alone: a tokenizer
+    may join the two. BOS, where the tokenizer puts one in front of a text, stays there;
+    nothing is appended.
     """
     whole, prompt = prompt, ending(prompt, tokenizer, limit)
     alone, joined = text_tokens((prompt, prompt + choice), tokenizer, special)

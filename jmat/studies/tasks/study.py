@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint
+from jmat.data.encoding import Tokenizer
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site
 from jmat.report.results import Results
-from jmat.report.tables import Row, format_table
+from jmat.report.rows import Row
+from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import model_hash
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.settings import Say, Settings
@@ -26,7 +28,7 @@ def run(
     questions: Mapping[str, Sequence[Question]] | Sequence[Question] = (),
     options: Options = Options(),
     *,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     texts: Mapping[str, Sequence[str]] | Sequence[str] = (),
     sites: Mapping[str, Site] | None = None,
     say: Say | None = None,
@@ -35,7 +37,8 @@ def run(
 
     Args:
       model: a causal model.
-      questions: by the name of their task, as `read_task` returns them; or those of one task.
+      questions: by the name of their task, as `read_task` returns them; or those of one
+        task.
       options: the settings.
       tokenizer: the model's.
       texts: lines by the name of their text; or those of one text.
@@ -43,12 +46,20 @@ def run(
       say: shows progress bars where it is given; None: quiet.
 
     Returns:
-      A row for every text (`perplexity`), and rows for every task (`accuracy`, `accuracy_norm`
-      and `chance`).
+      A row for every text (`perplexity`), and rows for every task (`accuracy`,
+      `accuracy_norm` and `chance`).
 
     Raises:
-      ValueError: nothing to measure; a model that is no causal one, or has no tokenizer; a choice
-        that is too long; a text without two tokens in a line.
+      ValueError: nothing to measure; a model that is no causal one, or has no
+        tokenizer; a choice that is too long; a text without two tokens in a line.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> lines = ["Return a new array", "The default is None"]
+      >>> results = jmat.studies.tasks.run(model, texts=lines, tokenizer=tokenizer)
+      >>> results.rows[0]["metric"]
+      'perplexity'
     """
     if isinstance(texts, str):
         raise ValueError("expected a list of texts; got one text.")
@@ -57,11 +68,11 @@ def run(
     if not tasks and not lines:
         raise ValueError("nothing to measure: give questions, or texts.")
     check_model(model)
-    check_causal(model, tokenizer, model.name)
+    tokenizer = check_causal(model, tokenizer, model.name)
     for asked in tasks.values():
         check_choices(model, tokenizer, asked)
     size = options.tokens_per_batch or usual_batch()
-    settings: dict[str, Any] = {"seed": options.seed, "sites": sites, "tokens_per_batch": size}
+    settings: Keywords = {"seed": options.seed, "sites": sites, "tokens_per_batch": size}
     rows = []
     for name, of_text in lines.items():
         rows += text_rows(model, tokenizer, name, of_text, progress=name if say else None, **settings)

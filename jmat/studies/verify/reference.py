@@ -3,19 +3,32 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from jmat.checkpoint.gguf_files import find_gguf
+from jmat.runtime.annotations import Fields, JsonObject, TorchModel, TorchTensor
 from jmat.runtime.errors import first_line
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """Describes what PyTorch returns for a hook."""
+
+    def remove(self) -> None:
+        """Takes the hook off its module."""
+        ...
+
 
 # --- where a site lives in transformers -------------------------------------------------------------------------------
 
 
 class Hook(NamedTuple):
-    """One side of a PyTorch module: its first input, or its (first) output, or a part of that."""
+    """Names one side of a PyTorch module: its first input, or its (first) output, or a
+    part of that.
+    """
 
     module: str  # path in the base model, i.e. below `transformer.`, `bert.`, …
     side: str  # "in" or "out"
@@ -38,22 +51,24 @@ def _third_of_heads(index: int) -> Callable[[np.ndarray, int], np.ndarray]:
 
 
 def _fused(module: str, third: Callable[[int], Callable]) -> dict[str, Hook]:
-    """Queries, keys and values, which one projection computes."""
+    """Returns the hooks of queries, keys and values, which one projection computes."""
     return {f"attn.{name}": Hook(module, "out", third(index)) for index, name in enumerate("qkv")}
 
 
 def _apart(query: str, key: str, value: str) -> dict[str, Hook]:
-    """Queries, keys and values, each with a projection of its own."""
+    """Returns the hooks of queries, keys and values, each with a projection of its own."""
     return {"attn.q": Hook(query, "out"), "attn.k": Hook(key, "out"), "attn.v": Hook(value, "out")}
 
 
 def _around(site: str, first: str, last: str | None = None) -> dict[str, Hook]:
-    """Input and output of a sub-module that is one PyTorch module, or several in a row."""
+    """Returns input and output of a sub-module that is one PyTorch module, or several
+    in a row.
+    """
     return {f"{site}.in": Hook(first, "in"), site: Hook(last or first, "out")}
 
 
 def _blocks(layers: int, block: str, parts: Mapping[str, Hook]) -> dict[str, Hook]:
-    """The sites of all blocks, and `embed`, which is what block 0 gets."""
+    """Returns the sites of all blocks, and `embed`, which is what block 0 gets."""
     sites = {"embed": Hook(f"{block}.0", "in")}
     for i in range(layers):
         for site, hook in parts.items():
@@ -62,7 +77,7 @@ def _blocks(layers: int, block: str, parts: Mapping[str, Hook]) -> dict[str, Hoo
     return sites
 
 
-def _gpt2(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _gpt2(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "ln_1"),
         **_around("attn", "attn"),
@@ -76,7 +91,7 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
 
 
-def _bert(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _bert(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("attn", "attention.self", "attention.output.dense"),
         **_apart(*(f"attention.self.{part}" for part in ("query", "key", "value"))),
@@ -92,7 +107,7 @@ def _bert(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(layers, "encoder.layer", parts), "final_norm.in": last, "final_norm": last}
 
 
-def _opt(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _opt(hf: Fields) -> dict[str, Hook]:
     pre_norm = hf["do_layer_norm_before"]
     parts = {
         **_around("ln_1", "self_attn_layer_norm"),
@@ -111,7 +126,7 @@ def _opt(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**sites, "final_norm.in": last, "final_norm": last}
 
 
-def _llama(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _llama(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
         **_around("attn", "self_attn"),
@@ -125,7 +140,7 @@ def _llama(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "norm")}
 
 
-def _gpt_neox(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _gpt_neox(hf: Fields) -> dict[str, Hook]:
     # In a parallel block no module reads or writes `mid`.
     mid = {} if hf["use_parallel_residual"] else {"mid": Hook("post_attention_layernorm", "in")}
     parts = {
@@ -141,7 +156,7 @@ def _gpt_neox(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "final_layer_norm")}
 
 
-def _bloom(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _bloom(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
         **_around("attn", "self_attention", "self_attention.dense"),  # the module itself adds the residual
@@ -155,7 +170,7 @@ def _bloom(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(hf["n_layer"], "h", parts), **_around("final_norm", "ln_f")}
 
 
-def _gpt_neo(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _gpt_neo(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "ln_1"),
         **_around("attn", "attn"),
@@ -169,7 +184,7 @@ def _gpt_neo(hf: Mapping[str, Any]) -> dict[str, Hook]:
     return {**_blocks(hf["num_layers"], "h", parts), **_around("final_norm", "ln_f")}
 
 
-def _distilbert(hf: Mapping[str, Any]) -> dict[str, Hook]:
+def _distilbert(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("attn", "attention"),
         **_apart(*(f"attention.{part}_lin" for part in "qkv")),
@@ -186,10 +201,12 @@ def _distilbert(hf: Mapping[str, Any]) -> dict[str, Hook]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The way transformers runs an architecture: the class that loads it with its head, and where each site is."""
+    """Describes the way transformers runs an architecture: the class that loads it with
+    its head, and where each site is.
+    """
 
     auto: str
-    sites: Callable[[Mapping[str, Any]], dict[str, Hook]]  # config.json → site → hook
+    sites: Callable[[Fields], dict[str, Hook]]  # config.json → site → hook
     takes_positions: bool = True  # else it derives positions from the mask
     after_padding_id: bool = False  # its position 0 is called pad_token_id + 1
 
@@ -217,10 +234,11 @@ REFERENCES: dict[str, Reference] = {
 # --- running it -------------------------------------------------------------------------------------------------------
 
 
-def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32", has_head: bool = True) -> Any:
-    """The model of a folder as transformers loads it, with eager attention.
+def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32", has_head: bool = True) -> TorchModel:
+    """Loads the model of a folder by transformers, with eager attention.
 
-    Raises ValueError if torch is not installed, or if transformers does not load the folder.
+    Raises ValueError if torch is not installed, or if transformers does not load the
+    folder.
     """
     try:
         import torch
@@ -231,7 +249,7 @@ def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32",
     import transformers
 
     auto = getattr(transformers, REFERENCES[family].auto if has_head else "AutoModel")
-    options: dict[str, Any] = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    options: JsonObject = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
     gguf = find_gguf(folder)
     where = folder if gguf is None else gguf.parent
     options |= {} if gguf is None else {"gguf_file": gguf.name}
@@ -242,7 +260,7 @@ def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32",
 
 
 def run_reference(
-    torch_model: Any,
+    torch_model: TorchModel,
     tokens: Int[np.ndarray, "B T"],
     mask: Bool[np.ndarray, "B T"] | None,
     positions: Int[np.ndarray, "B T"],
@@ -250,10 +268,11 @@ def run_reference(
     *,
     patterns: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Runs a transformers model on PyTorch: every site that `REFERENCES` names, in the order of computation.
+    """Runs a transformers model on PyTorch: every site that `REFERENCES` names, in the
+    order of computation.
 
-    Values are [B, T, W], heads side by side. `logits` are last; a model without head has none. With `patterns`,
-    attention patterns follow, [B, T, H · T].
+    Values are [B, T, W], heads side by side. `logits` are last; a model without head
+    has none. With `patterns`, attention patterns follow, [B, T, H · T].
     """
     import torch
 
@@ -263,12 +282,12 @@ def run_reference(
 
     heads = torch_model.config.num_attention_heads
 
-    def keep(site: str, hook: Hook, value: Any) -> None:
+    def keep(site: str, hook: Hook, value: TorchTensor | tuple[TorchTensor, ...]) -> None:
         value = value if isinstance(value, torch.Tensor) else value[0]
         array = value.reshape(*tokens.shape, -1).double().numpy()
         values[site] = array if hook.part is None else hook.part(array, heads)
 
-    def attach(site: str, hook: Hook) -> Any:
+    def attach(site: str, hook: Hook) -> Handle:
         module = torch_model.base_model.get_submodule(hook.module)
         if hook.side == "out":
             return module.register_forward_hook(lambda _, __, output: keep(site, hook, output))

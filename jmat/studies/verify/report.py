@@ -13,16 +13,19 @@ logits in units of their standard deviation at a token. The verdict is
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jmat.data.encoding import encode, special_tokens
+from jmat.data.encoding import Tokenizer, encode, special_tokens
 from jmat.forward import run
 from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.report.notes import noted, with_note
+from jmat.report.rows import Row
+from jmat.runtime.annotations import TorchModel
 from jmat.studies.verify.reference import load_reference, run_reference
 
 TOLERANCE = 1e-4
@@ -37,19 +40,21 @@ SENTENCES = (
 
 
 class Batch(NamedTuple):
-    """Token ids, and which of them are real."""
+    """Holds token ids, and which of them are real."""
 
     tokens: np.ndarray  # int32 [B, T]
     mask: np.ndarray  # bool [B, T]
 
     @property
     def positions(self) -> np.ndarray:
-        """Index of each token in its text; 0 for padding."""
+        """Returns the index of each token in its text; 0 for padding."""
         return np.where(self.mask, np.cumsum(self.mask, axis=1) - 1, 0).astype(np.int32)
 
 
 class SiteDifference(NamedTuple):
-    """The distance of a site from the reference, and that of transformers from itself by rounding (0: not measured)."""
+    """Holds the distance of a site from the reference, and that of transformers from
+    itself by rounding (0: not measured).
+    """
 
     site: str
     difference: float
@@ -63,7 +68,7 @@ class SiteDifference(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The result of a comparison."""
+    """Holds the result of a comparison."""
 
     verdict: str
     sites: tuple[SiteDifference, ...]  # in the order of computation
@@ -75,9 +80,15 @@ class Report:
 
 
 def verify(
-    folder: pathlib.Path, model: Any, tokenizer: Any, *, dtype: str = "float32", text: str | None = None
+    folder: pathlib.Path,
+    model: Transformer,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: str = "float32",
+    text: str | None = None,
 ) -> Report:
-    """Compares a model, loaded from `folder` in `dtype`, with what transformers makes of the same folder.
+    """Compares a model, loaded from `folder` in `dtype`, with what transformers makes
+    of the same folder.
 
     Args:
       folder: in Hugging Face format.
@@ -86,10 +97,11 @@ def verify(
       dtype: that the model was loaded in.
       text: to run on, instead of `SENTENCES`.
 
-    Raises ValueError if torch is not installed, transformers does not load the folder, or the text has no tokens.
+    Raises ValueError if torch is not installed, transformers does not load the folder,
+    or the text has no tokens.
     """
 
-    def load(precision: str) -> Any:
+    def load(precision: str) -> TorchModel:
         has_head = model.head is not None
         return load_reference(folder, model.config.family, dtype=precision, has_head=has_head)
 
@@ -98,8 +110,9 @@ def verify(
     return compare(model, load("float32"), lambda: load(other), batches)
 
 
-def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -> list[Batch]:
-    """Returns texts of several lengths, padded on the right, padded on the left, and the longest alone.
+def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | None = None) -> list[Batch]:
+    """Returns texts of several lengths, padded on the right, padded on the left, and
+    the longest alone.
 
     A text that is longer than the model's positions is cut, which is logged.
     """
@@ -125,10 +138,14 @@ def make_batches(config: ModelConfig, tokenizer: Any, text: str | None = None) -
     return batches
 
 
-def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches: Sequence[Batch]) -> Report:
-    """The verdict on a model, given the reference and how to load it in another precision, should that be needed."""
+def compare(
+    model: Transformer, reference: TorchModel, load_rounded: Callable[[], TorchModel], batches: Sequence[Batch]
+) -> Report:
+    """Returns the verdict on a model, given the reference and how to load it in another
+    precision, should that be needed.
+    """
 
-    def theirs(torch_model: Any, batch: Batch) -> dict[str, np.ndarray]:
+    def theirs(torch_model: TorchModel, batch: Batch) -> dict[str, np.ndarray]:
         return run_reference(torch_model, batch.tokens, batch.mask, batch.positions)
 
     differences: dict[str, float] = {}
@@ -161,7 +178,9 @@ def compare(model: Any, reference: Any, load_rounded: Callable[[], Any], batches
 def _relative(
     values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], mask: np.ndarray
 ) -> dict[str, float]:
-    """Largest difference at a real token, by site, in units of what is expected there."""
+    """Returns the largest difference at a real token, by site, in units of what is
+    expected there.
+    """
     differences = {}
     for site, right in expected.items():
         right = right[mask]
@@ -176,7 +195,7 @@ def _relative(
 
 
 def _finite(value: float) -> float:
-    """NaN, which compares with nothing, counts as infinitely far."""
+    """Returns the number, or infinity for NaN, which compares with nothing."""
     return float(np.nan_to_num(value, nan=np.inf, posinf=np.inf))
 
 
@@ -185,7 +204,7 @@ def _largest(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]
 
 
 def format_report(report: Report) -> str:
-    """The verdict in words, and the differences as a table with a line a block."""
+    """Returns the verdict in words, and the differences as a table with a line a block."""
     sites = {site.site: site for site in report.sites}
     parts = ("ln_1", "attn", "mid", "ln_2", "ffn")
     blocks = sorted({int(name.split(".")[1]) for name in sites if name.startswith("block.")})
@@ -213,14 +232,16 @@ def format_report(report: Report) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def report_rows(report: Report) -> list[dict[str, Any]]:
-    """The report as rows of results.json; a difference that is not finite has no value."""
-    rows: list[dict[str, Any]] = [
+def report_rows(report: Report) -> list[Row]:
+    """Returns the report as rows of results.json; a difference that is not finite has
+    no value.
+    """
+    rows: list[Row] = [
         {"site": site.site, "metric": metric, "value": value}
         for site in report.sites
         for metric, value in (("difference", site.difference), ("rounding", site.rounding))
     ]
     rows += [{"metric": "largest", "value": report.largest}, {"metric": "same_top_1", "value": report.same_top_1}]
     rows = noted(rows, report.note)
-    rows = [row if np.isfinite(row["value"]) else with_note(row | {"value": None}, "not finite") for row in rows]
-    return [row | {"n": report.tokens, "verdict": report.verdict} for row in rows]
+    rows = [row if np.isfinite(row["value"]) else with_note({**row, "value": None}, "not finite") for row in rows]
+    return [{**row, "n": report.tokens, "verdict": report.verdict} for row in rows]

@@ -10,7 +10,7 @@ from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import Tokenizer, check_text
 from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
-from jmat.report.tables import Row
+from jmat.report.rows import Row
 from jmat.runtime.checks import check_choice
 from jmat.runtime.digests import model_hash
 from jmat.studies.settings import Say, Settings
@@ -73,6 +73,13 @@ def run(
     Raises:
       ValueError: a text without a tokenizer, or without tokens; torch is not installed;
         transformers does not load the folder.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> results = jmat.studies.verify.run(model, tokenizer=tokenizer)
+      >>> results.verdict
+      'MATCH'
     """
     check_model(model)
     if text is not None:
