@@ -1,4 +1,4 @@
-"""Fits a linear map between two layers, or any two sites, on texts: the project's core task in one call."""
+"""Fits a map between two layers, or any two sites, on texts: the project's core task in one call."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,12 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split, mask_positions
 from jmat.data.reading import every_token
+from jmat.maps.compact import Map, quantised
+from jmat.maps.kinds import AFFINE, MAT, Kind, fit_kind, parse_kind
 from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.metric import head_metric
+from jmat.maps.plain import SOLVERS, plain_lstsq
+from jmat.maps.regression import Regression, pair_moments
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import check_names, stream_sites, width
@@ -23,19 +28,23 @@ class Fit:
     """Holds a map and the statistics of its fit.
 
     Attributes:
-      map: `y = x @ weights (+ bias)`.
-      solution: rank, condition number and number of tokens of the fit.
+      map: `y = x @ weights (+ bias)`, or what the kind makes of it.
+      solution: rank, condition number and number of tokens of the fit; of kinds beside `mat` and
+        `affine`, those of the affine map from the same tokens.
       source: site that the map reads.
       target: site that it predicts.
+      kind: of the map, such as `mat` or `rank:64`.
     """
 
-    map: Linear
+    map: Map
     solution: Solution
     source: str
     target: str
+    kind: str = MAT
 
     def __repr__(self) -> str:
-        return f"Linear map from {self.source} to {self.target}: {self.solution.describe()}"
+        name = "Linear map" if self.kind == MAT else f"Map {self.kind}"
+        return f"{name} from {self.source} to {self.target}: {self.solution.describe()}"
 
 
 def fit_map(
@@ -48,10 +57,12 @@ def fit_map(
     tokens: str = "predicted",
     seed: int = 0,
     intercept: bool = False,
+    kind: str = MAT,
+    solver: str = "qr",
     progress: str | None = None,
 ) -> Fit:
-    """Fits the linear map that predicts one site from another best, by least squares
-    (QR).
+    """Fits the map that predicts one site from another best; by default a linear one,
+    by least squares (QR).
 
     Args:
       model: as `jmat.load` returns it.
@@ -66,12 +77,17 @@ def fit_map(
         one, one of each text under its mask, drawn by `seed`. `all`: every token,
         unmasked.
       seed: draws the masked positions.
-      intercept: fit `y = x @ W + b` instead of `y = x @ W`.
+      intercept: fit `y = x @ W + b` instead of `y = x @ W`, as `kind="affine"` does.
+      kind: of the map, such as `ridge:1e-2`, `rank:64`, `diag` or `mat+int8`
+        (`jmat.maps.kinds`).
+      solver: `qr`, or `lstsq` for `jnp.linalg.lstsq(x, y, rcond=0)`, of the kinds
+        `mat` and `affine`.
       progress: label of the progress bar; by default none is shown.
 
     Raises:
       ValueError: a layer or site that the model does not have, or a site such as
-        `attn.q` that has more than a vector at a token; as `jmat.capture`.
+        `attn.q` that has more than a vector at a token; an unknown kind, or one that
+        does not fit the sites; as `jmat.capture`.
 
     Examples:
       >>> import jmat
@@ -81,13 +97,34 @@ def fit_map(
       >>> x, _ = jmat.run(model, jmat.encode(tokenizer, texts[:2]), sites=jmat.Shortcut(1, 8, fit.map))
     """
     check_model(model)
+    wanted = parse_kind(kind)
     sites = [_site(name, model) for name in (source, target)]
-    for site in sites:
-        width(site, model.config)
+    _check_kind(wanted, model, sites, intercept, solver)
     split = _positions(model, inputs, tokenizer, tokens, seed)
     acts = capture(model, split, dict.fromkeys(sites), progress=progress)
-    solution = lstsq(acts[sites[0]], acts[sites[1]], intercept=intercept)
-    return Fit(Linear(solution.weights, solution.bias), solution, *sites)
+    X, Y = (acts[site] for site in sites)
+    if wanted.name in (MAT, AFFINE):
+        solve = lstsq if solver == "qr" else plain_lstsq
+        solution = solve(X, Y, intercept=intercept or wanted.name == AFFINE)
+        stand_in: Map = Linear(solution.weights, solution.bias)
+        return Fit(quantised(stand_in) if wanted.int8 else stand_in, solution, sites[0], sites[1], str(wanted))
+    metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head else None
+    pair = Regression(pair_moments(X, Y), metric)
+    return Fit(fit_kind(wanted, pair), pair.solution(), sites[0], sites[1], str(wanted))
+
+
+def _check_kind(kind: Kind, model: Transformer, sites: Sequence[str], intercept: bool, solver: str) -> None:
+    """Raises ValueError for a kind that two sites cannot have, before anything is read."""
+    check_choice("solver", solver, SOLVERS)
+    kind.check_width(*(width(site, model.config) for site in sites))
+    if intercept and kind.name not in (MAT, AFFINE):
+        raise ValueError(f"intercept=True makes {AFFINE} of {MAT}; kind {str(kind)!r} has its own.")
+    if solver != "qr" and kind.name not in (MAT, AFFINE):
+        raise ValueError(f"solver={solver!r} fits the kinds {MAT} and {AFFINE}, not {str(kind)!r}.")
+    if kind.entry.is_pooled:
+        raise ValueError(f"kind {str(kind)!r} is one map for all layers: jmat.studies.map_zoo fits it.")
+    if kind.entry.needs_head and (sites[1] != stream_sites(model.config.layers)[-1] or model.head is None):
+        raise ValueError(f"kind {str(kind)!r} leads to the final stream of a model with a head, not to {sites[1]}.")
 
 
 def _positions(

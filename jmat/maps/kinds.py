@@ -16,6 +16,7 @@ from jmat.maps.compact import Map, quantised
 from jmat.maps.regression import Regression
 
 INT8 = "+int8"
+MAT, AFFINE = "mat", "affine"  # least squares without and with an intercept
 Parameter = int | float | str | None
 
 
@@ -71,8 +72,8 @@ def _whole(text: str) -> int:
 KINDS: dict[str, Entry] = {
     "id": Entry(closed_forms.identity, _none, "id", is_square=True),
     "mean": Entry(closed_forms.constant, _none, "mean"),
-    "mat": Entry(closed_forms.linear, _none, "mat"),
-    "affine": Entry(closed_forms.affine, _none, "affine"),
+    MAT: Entry(closed_forms.linear, _none, MAT),
+    AFFINE: Entry(closed_forms.affine, _none, AFFINE),
     "ridge": Entry(closed_forms.ridge, _share, "ridge:1e-2"),
     "toward_id": Entry(closed_forms.toward_identity, _share, "toward_id:1e-2", is_square=True),
     "orthogonal": Entry(closed_forms.orthogonal, _none, "orthogonal"),

@@ -19,6 +19,7 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments, check_pairs, mean, merge, second_moments, spread
 from jmat.maps.conditioning import RANK_EPS, minimum_norm
+from jmat.maps.least_squares import Solution
 from jmat.maps.metric import Metric
 from jmat.runtime.precision import float64
 
@@ -221,6 +222,14 @@ class Regression:
     def rank(self) -> Int[Array, ""]:
         """Returns the rank of the centred source."""
         return jnp.sum(self.roots.kept)
+
+    @float64()
+    def solution(self) -> Solution:
+        """Returns the affine map with the statistics of its fit: rank and condition number of the centred source."""
+        rank, values = int(self.rank), self.variance.values
+        condition = jnp.sqrt(values[0] / values[rank - 1]) if rank else jnp.ones(())
+        weights, bias = (np.asarray(part, np.float32) for part in (self.affine, self.bias(self.affine)))
+        return Solution(weights, bias, np.asarray(rank, np.int32), np.asarray(condition, np.float32), None, self.n, 0.0)
 
     @float64()
     def bias(self, W: Float[Array, "D E"]) -> Float[Array, " E"]:
