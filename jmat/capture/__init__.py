@@ -1,1 +1,3 @@
-"""Passes over a corpus: activations that are stored, moments that are summed, and what a killed pass goes on from."""
+"""Passes over a corpus: activations that are stored, moments that are summed, and what
+a killed pass goes on from.
+"""

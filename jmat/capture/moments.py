@@ -1,13 +1,18 @@
-"""Second moments of activations, summed up while the text streams by: all that linear maps and their scores need.
+"""Second moments of activations, summed up while the text streams by: all that linear
+maps and their scores need.
 
-Sums of products lose the answer in float32: they square the condition number. Here the activations, float32, are
-multiplied and added in float64, which has digits to spare. Two choices keep them:
+Sums of products lose the answer in float32: they square the condition number. Here the
+activations, float32, are multiplied and added in float64, which has digits to spare.
+Two choices keep them:
 
-- Every site is shifted by its mean in the first batch before it is multiplied, so that the mean of an outlier
-  coordinate does not drown its spread. Statistics with different shifts merge exactly.
-- Only at the end, when maps are fitted (`jmat.maps.from_moments`), are the mean's products removed or put back.
+- Every site is shifted by its mean in the first batch before it is multiplied, so that
+  the mean of an outlier coordinate does not drown its spread. Statistics with different
+  shifts merge exactly.
+- Only at the end, when maps are fitted (`jmat.maps.from_moments`), are the mean's
+  products removed or put back.
 
-GPUs multiply float64 at about their float32 rate or half of it, CPUs at half; TPUs emulate it slowly.
+GPUs multiply float64 at about their float32 rate or half of it, CPUs at half; TPUs
+emulate it slowly.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""Chooses where a model is read, and makes the batches: at the positions of examples, or whole sentences."""
+"""Chooses where a model is read, and makes the batches: at the positions of examples,
+or whole sentences.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""Keeps activations of one model, so that several studies of it share a pass over their text."""
+"""Keeps activations of one model, so that several studies of it share a pass over their
+text.
+"""
 
 from collections.abc import Collection, Sequence
 

@@ -1,4 +1,5 @@
-"""Saves the sums of a pass over text every few minutes, so that a killed pass goes on from them.
+"""Saves the sums of a pass over text every few minutes, so that a killed pass goes on
+from them.
 
 Every process of several has its own, and needs no other to write or to read them.
 """
@@ -165,10 +166,12 @@ _NUMBER = 8  # bytes
 
 
 class _OneFile(ocp.CheckpointHandler):
-    """Writes float64 arrays one after another into one file: nothing is copied, and no thread writes in the background.
+    """Writes float64 arrays one after another into one file: nothing is copied, and no
+    thread writes in the background.
 
-    Behind them stands the number of batches (8 bytes), so that a snapshot under another's number is noticed; files of
-    version 0.1 lack it. The last four bytes are the CRC-32 of all others.
+    Behind them stands the number of batches (8 bytes), so that a snapshot under
+    another's number is noticed; files of version 0.1 lack it. The last four bytes are
+    the CRC-32 of all others.
     """
 
     def save(self, directory: pathlib.PurePath, args: "_Save") -> None:

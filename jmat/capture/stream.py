@@ -1,8 +1,9 @@
-"""One pass over the text with nothing stored: packed batches → activations, block after block → moments.
+"""One pass over the text with nothing stored: packed batches → activations, block after
+block → moments.
 
-Several sentences share a row, blind to one another, so that hardly any computation goes to padding. Rows are sharded
-over the devices; of the activations only those of one block, and of the streams where pairs reach across blocks, are in
-memory at a time.
+Several sentences share a row, blind to one another, so that hardly any computation goes
+to padding. Rows are sharded over the devices; of the activations only those of one
+block, and of the streams where pairs reach across blocks, are in memory at a time.
 """
 
 import dataclasses
@@ -247,7 +248,9 @@ def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ..
 
 
 def _is_inside(site: str) -> bool:
-    """Returns whether a site is a part of a block: `block.3.attn`, not `block.3` itself."""
+    """Returns whether a site is a part of a block: `block.3.attn`, not `block.3`
+    itself.
+    """
     return site.count(".") > 1 and site.startswith("block.")
 
 

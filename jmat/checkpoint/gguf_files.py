@@ -1,6 +1,8 @@
-"""GGUF files (llama.cpp) of LLaMA and its relatives, read as the Hugging Face folders that they were made from.
+"""GGUF files (llama.cpp) of LLaMA and its relatives, read as the Hugging Face folders
+that they were made from.
 
-Needs the package `gguf` (the extra `jmat[gguf]`). Quantised weights are given back as float32.
+Needs the package `gguf` (the extra `jmat[gguf]`). Quantised weights are given back as
+float32.
 """
 
 import pathlib
@@ -171,7 +173,9 @@ def _config(path: pathlib.Path, metadata: JsonObject, shapes: dict[str, tuple[in
 
 
 def _as_stored(value: float) -> float:
-    """Returns the shortest number that float32 stores like this one; one that float32 cannot hold stays."""
+    """Returns the shortest number that float32 stores like this one; one that float32
+    cannot hold stays.
+    """
     return float(str(np.float32(value))) if is_number(value) else value
 
 

@@ -1,7 +1,9 @@
-"""Reads the header of a GGUF file (llama.cpp): its metadata, and the place of each tensor.
+"""Reads the header of a GGUF file (llama.cpp): its metadata, and the place of each
+tensor.
 
-Every length that the file announces is held against the bytes that are there before anything is read or counted.
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Every length that the file announces is held against the bytes that are there before
+anything is read or counted. The format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import dataclasses
@@ -150,7 +152,9 @@ def _placed(
     cursor: _Cursor,
     block_sizes: Mapping[int, tuple[int, int]],
 ) -> dict[str, GgufTensor]:
-    """Returns where the tensors lie. Raises ValueError where they do not fit between the header and the file's end."""
+    """Returns where the tensors lie. Raises ValueError where they do not fit between
+    the header and the file's end.
+    """
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"its alignment is {alignment!r}, not a power of 2")

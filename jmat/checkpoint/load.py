@@ -116,7 +116,9 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
 
 
 def _holds_model(folder: pathlib.Path) -> bool:
-    """Returns whether a folder, other than a bundled one, holds a model or a part of one."""
+    """Returns whether a folder, other than a bundled one, holds a model or a part of
+    one.
+    """
     if not folder.is_dir() or folder.resolve().parent == _BUNDLED.resolve():
         return False
     kinds = ("config.json", "*.gguf", "model*.safetensors", "pytorch_model*.bin", "adapter_*")

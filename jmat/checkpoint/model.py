@@ -1,7 +1,8 @@
 """Hugging Face folder or hub id → model, and back.
 
-Every key of a checkpoint is consumed or ignored on purpose, every shape is checked, and all problems are reported
-together. Tensors are read one at a time, so that loading peaks at little more than the weights themselves.
+Every key of a checkpoint is consumed or ignored on purpose, every shape is checked, and
+all problems are reported together. Tensors are read one at a time, so that loading
+peaks at little more than the weights themselves.
 """
 
 import contextlib
@@ -90,7 +91,9 @@ _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.
 
 
 def _refuse_adapters(folder: pathlib.Path) -> None:
-    """Raises ValueError where a folder holds an adapter, which would change what the model beside it computes."""
+    """Raises ValueError where a folder holds an adapter, which would change what the
+    model beside it computes.
+    """
     if name := next((name for name in _ADAPTERS if (folder / name).is_file()), None):
         raise ValueError(
             f"{folder} holds an adapter, such as of LoRA ({name}), which jmat does not apply: merge it into its model "
@@ -183,7 +186,9 @@ def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], 
 
 
 def _with_tied_table(config: ModelConfig, family: Family, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the names with the head's tensor as embedding, where they are tied and only the head's is stored."""
+    """Returns the names with the head's tensor as embedding, where they are tied and
+    only the head's is stored.
+    """
     head, table = family.tied
     return {**names, table: names[head]} if config.tied_head and head in names and table not in names else names
 
@@ -191,8 +196,9 @@ def _with_tied_table(config: ModelConfig, family: Family, names: Mapping[str, st
 def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> dict[str, str]:
     """Returns, for each key, the name of its tensor in the file.
 
-    Raises ValueError with every missing, surplus and misshapen tensor. Nothing of the size that the config asks for is
-    made before: all blocks have the shapes of the first, which is only traced.
+    Raises ValueError with every missing, surplus and misshapen tensor. Nothing of the
+    size that the config asks for is made before: all blocks have the shapes of the
+    first, which is only traced.
     """
     problems, chosen, used = [], {}, set()
     shapes = _parameter_shapes(config)
@@ -230,7 +236,9 @@ def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files:
 
 
 def _parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters of the model with its first block only, by dotted path."""
+    """Returns the shapes of the parameters of the model with its first block only, by
+    dotted path.
+    """
     first = dataclasses.replace(config, layers=1, windows=config.windows[:1])
     model = jax.eval_shape(lambda: build(first, nnx.Rngs(0)))
     return {path: value.shape for path, value in parameters(model).items()}

@@ -1,7 +1,8 @@
-"""The weight files of a Hugging Face folder, read one tensor at a time; nothing in them is ever executed.
+"""The weight files of a Hugging Face folder, read one tensor at a time; nothing in them
+is ever executed.
 
-Nothing stays mapped and each tensor is read into memory that JAX can take over as it is, so that loading a model needs
-little more memory than the model.
+Nothing stays mapped and each tensor is read into memory that JAX can take over as it
+is, so that loading a model needs little more memory than the model.
 """
 
 import contextlib
@@ -130,7 +131,9 @@ def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles
 
 
 def _header(path: pathlib.Path) -> tuple[JsonObject, int]:
-    """Returns the header of a file, and where the bytes of its tensors begin. `safe_open` checks that both agree."""
+    """Returns the header of a file, and where the bytes of its tensors begin.
+    `safe_open` checks that both agree.
+    """
     try:
         with safetensors.safe_open(path, framework="numpy"):
             pass
@@ -235,7 +238,8 @@ def _load_pickle(path: pathlib.Path) -> dict[str, TorchTensor]:
 
 
 def _refuse_compressed(path: pathlib.Path) -> None:
-    """Raises ValueError for a zip that torch did not write: its parts are stored as they are, so that they are mapped.
+    """Raises ValueError for a zip that torch did not write: its parts are stored as
+    they are, so that they are mapped.
 
     A compressed one could take a thousand times its size in memory.
     """

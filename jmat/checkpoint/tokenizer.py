@@ -89,7 +89,9 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
 
 
 def _check_sizes(folder: pathlib.Path, says: str) -> None:
-    """Raises ValueError for a file that is larger than any tokenizer's: reading it would take the machine's memory."""
+    """Raises ValueError for a file that is larger than any tokenizer's: reading it
+    would take the machine's memory.
+    """
     for path in (path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         size = path.stat().st_size if path.is_file() else 0
         if size > _MOST_BYTES:
@@ -97,7 +99,9 @@ def _check_sizes(folder: pathlib.Path, says: str) -> None:
 
 
 def _without_dropout(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
-    """Turns off the random omission of merges, which is for training: a text always becomes the same tokens."""
+    """Turns off the random omission of merges, which is for training: a text always
+    becomes the same tokens.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and getattr(backend.model, "dropout", None):
         logging.getLogger(__name__).warning(
@@ -144,7 +148,9 @@ def _from_tokenizer_json(folder: pathlib.Path) -> Tokenizer:
 
 
 def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
-    """Returns default special tokens of the family's class that no file names and that the vocabulary holds."""
+    """Returns default special tokens of the family's class that no file names and that
+    the vocabulary holds.
+    """
     from transformers.models.auto import tokenization_auto
 
     given, config = _config(folder / "tokenizer_config.json"), _config(folder / "config.json")
@@ -193,7 +199,9 @@ def _from_vocabulary(folder: pathlib.Path) -> Tokenizer:
 
 
 def _from_model_file(folder: pathlib.Path) -> Tokenizer:
-    """Reads a SentencePiece file under any name, or a tiktoken file, by the class of the family."""
+    """Reads a SentencePiece file under any name, or a tiktoken file, by the class of
+    the family.
+    """
     file = _model_file(folder)
     assert file is not None
     with file.open("rb") as opened:
@@ -221,7 +229,9 @@ def _model_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 @contextlib.contextmanager
 def _named_model(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path to the file that ends with .model, by which transformers recognises it."""
+    """Yields a path to the file that ends with .model, by which transformers recognises
+    it.
+    """
     if file.suffix == ".model":
         yield file
         return
@@ -236,7 +246,9 @@ def _by_class(folder: pathlib.Path, **options: str) -> Tokenizer:
 
 
 def _config(path: pathlib.Path, most_bytes: int = 1 << 24) -> JsonObject:
-    """Returns the object that a JSON file holds, by default of at most 16 MiB; empty if there is no such file."""
+    """Returns the object that a JSON file holds, by default of at most 16 MiB; empty if
+    there is no such file.
+    """
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,6 @@
-"""From text to batches: corpora, tokenizers, examples and their files, padded batches, packed rows."""
+"""From text to batches: corpora, tokenizers, examples and their files, padded batches,
+packed rows.
+"""
 
 from jmat.data.batches import Batch, packed, padded_batches, padding_waste
 from jmat.data.examples import Examples, Split, check_tokens, load_examples, save_examples

@@ -1,6 +1,8 @@
-"""Examples → batches of few shapes, since each shape compiles a program: one sentence a row, or several.
+"""Examples → batches of few shapes, since each shape compiles a program: one sentence a
+row, or several.
 
-Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a row, S sentences.
+Everything is numpy, on the host. Letters: B rows of a batch, T length, P examples a
+row, S sentences.
 """
 
 from collections.abc import Sequence
@@ -139,7 +141,8 @@ def _fill(
     pad_id: int,
     most_examples: int = 1,
 ) -> Batch:
-    """Returns R rows of T places, filled with the sentences given for each, cut to their sizes.
+    """Returns R rows of T places, filled with the sentences given for each, cut to
+    their sizes.
 
     All rows have room for `most_examples` at least.
     """
@@ -194,7 +197,9 @@ def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> In
 def _plan(
     sizes: Int[ndarray, " S"], max_length: int | None, tokens_per_batch: int, multiple: int, row_multiple: int
 ) -> list[tuple[Int[ndarray, " b"], int, int]]:
-    """Returns the sentences of each batch, and its B and T: longest first, so every batch but the last one is full."""
+    """Returns the sentences of each batch, and its B and T: longest first, so every
+    batch but the last one is full.
+    """
     order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     plan: list[tuple[Int[ndarray, " b"], int, int]] = []
     B = T = start = 0

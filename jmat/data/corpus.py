@@ -1,7 +1,9 @@
-"""Text → sentences: the offline corpus ``docs``, text files, and a split that no installed version can blur.
+"""Text → sentences: the offline corpus ``docs``, text files, and a split that no
+installed version can blur.
 
-``docs`` is English that every jmat installation already holds: the docstrings of the Python standard library and of
-jmat's dependencies, read with ``ast`` (nothing is imported) and cleaned until only sentences for people remain.
+``docs`` is English that every jmat installation already holds: the docstrings of the
+Python standard library and of jmat's dependencies, read with ``ast`` (nothing is
+imported) and cleaned until only sentences for people remain.
 """
 
 import ast
@@ -284,7 +286,9 @@ def fit_eval(
 
 
 def _shares(count: int, num_fit: int | None, num_eval: int | None) -> tuple[int, int]:
-    """Returns in which proportion a text of so many sentences is divided; None: all that the other leaves."""
+    """Returns in which proportion a text of so many sentences is divided; None: all
+    that the other leaves.
+    """
     if num_fit is None and num_eval is None:
         return 3, 1
     if num_eval is None:
@@ -316,7 +320,9 @@ def sentences_fingerprint(sentences: Iterable[str]) -> str:
 
 
 def _compare_with_readme(fingerprint: str) -> None:
-    """Logs one line where `docs` holds another text than the one that README's figures are of."""
+    """Logs one line where `docs` holds another text than the one that README's figures
+    are of.
+    """
     if fingerprint != README_DOCS:
         logging.getLogger(__name__).warning(
             "the corpus docs here (%s) is not the text of README's figures (%s), since versions of Python or of"
@@ -327,10 +333,12 @@ def _compare_with_readme(fingerprint: str) -> None:
 
 
 def _draw(sentences: Iterable[str], count: int, seed: int) -> list[str]:
-    """Returns the `count` sentences that come first by a hash of the seed and their letters.
+    """Returns the `count` sentences that come first by a hash of the seed and their
+    letters.
 
-    Each sentence is ranked by itself, so a corpus with a few sentences more or fewer (other
-    versions of the packages that `docs` is read from) gives nearly the same draw.
+    Each sentence is ranked by itself, so a corpus with a few sentences more or fewer
+    (other versions of the packages that `docs` is read from) gives nearly the same
+    draw.
     """
     return sorted(sentences, key=lambda text: _digest(f"{seed} {_letters(text)}"))[:count]
 

@@ -1,4 +1,6 @@
-"""Docstrings → English sentences: code, doctests, tables, headings and markup go, whole sentences for people stay."""
+"""Docstrings → English sentences: code, doctests, tables, headings and markup go, whole
+sentences for people stay.
+"""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Turns text into the tokens that a model reads, for examples, tasks, probes and all else.
+"""Turns text into the tokens that a model reads, for examples, tasks, probes and all
+else.
 
 Special tokens stand where the checkpoint's own tokenizer puts them. A masked model gets
 all of them, [CLS] and [SEP]. A causal model gets those in front of a text, which is BOS
@@ -222,7 +223,9 @@ def _room(max_length: int, special: SpecialTokens) -> int:
 
 
 def _own(special: SpecialTokens, ids: list[int]) -> list[int]:
-    """Returns the ids of a causal model's text without special tokens that the text spells out at its beginning."""
+    """Returns the ids of a causal model's text without special tokens that the text
+    spells out at its beginning.
+    """
     before = special.before
     return ids[len(before) :] if not special.after and tuple(ids[: len(before)]) == before else ids
 
@@ -232,7 +235,9 @@ def _joined(special: SpecialTokens, own: list[int]) -> Int32[ndarray, " _"]:
 
 
 def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool) -> Iterator[list[int]]:
-    """Yields the ids of each text; of a long one only part, at least `tokens`, from the side that is kept."""
+    """Yields the ids of each text; of a long one only part, at least `tokens`, from the
+    side that is kept.
+    """
 
     def cut(text: str, size: int) -> str:
         return text[-size:] if keep_end else text[:size]
@@ -247,7 +252,9 @@ def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_en
 
 
 def _parts(text: str) -> list[str]:
-    """Returns a text in parts of at most `_PART` characters, cut before a space if there is one."""
+    """Returns a text in parts of at most `_PART` characters, cut before a space if
+    there is one.
+    """
     parts = []
     while len(text) > _PART:
         at = text.rfind(" ", _PART // 2, _PART)
@@ -258,10 +265,12 @@ def _parts(text: str) -> list[str]:
 
 
 def _guarded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Yields the ids of each text without special tokens; reads small batches, so that errors show early.
+    """Yields the ids of each text without special tokens; reads small batches, so that
+    errors show early.
 
-    Regular expressions in a tokenizer.json can take exponential time; a tokenizer that is so slow is refused. Its own
-    processor time counts, so that a busy machine makes no difference.
+    Regular expressions in a tokenizer.json can take exponential time; a tokenizer that
+    is so slow is refused. Its own processor time counts, so that a busy machine makes
+    no difference.
     """
     for text in texts:
         check_text(text, "a text")
@@ -313,7 +322,9 @@ def _is_panic(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def _no_report_of_panics() -> Iterator[None]:
-    """Holds back what is written to standard error while a panic ends in an exception: it is the panic's own report."""
+    """Holds back what is written to standard error while a panic ends in an exception:
+    it is the panic's own report.
+    """
     try:
         shown = os.dup(2)
     except OSError:  # there is no standard error

@@ -1,4 +1,5 @@
-"""Examples: sentences as token ids, and the positions in them at which activations are read; and their files.
+"""Examples: sentences as token ids, and the positions in them at which activations are
+read; and their files.
 
 Everything is numpy, on the host. Letters: S sentences, M examples.
 """

@@ -1,8 +1,11 @@
-"""Real text by name, streamed from the Hugging Face hub: Wikipedia, news, WikiText-103. Needs the extra `hub`.
+"""Real text by name, streamed from the Hugging Face hub: Wikipedia, news, WikiText-103.
+Needs the extra `hub`.
 
-Every data set is pinned to a commit, and its files are read one by one as they are needed: some thousand sentences cost
-some ten megabytes, not the whole of Wikipedia. Sentences to fit on and to evaluate on come from different documents.
-The paper's news, Leipzig 2020, is not there; its sentences, their numbers cut off, can be read as a text file.
+Every data set is pinned to a commit, and its files are read one by one as they are
+needed: some thousand sentences cost some ten megabytes, not the whole of Wikipedia.
+Sentences to fit on and to evaluate on come from different documents. The paper's news,
+Leipzig 2020, is not there; its sentences, their numbers cut off, can be read as a text
+file.
 """
 
 import dataclasses

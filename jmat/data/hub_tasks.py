@@ -1,4 +1,5 @@
-"""Multiple-choice tasks by name from the Hugging Face hub: ARC, HellaSwag, parts of SuperGLUE. Needs the extra `hub`.
+"""Multiple-choice tasks by name from the Hugging Face hub: ARC, HellaSwag, parts of
+SuperGLUE. Needs the extra `hub`.
 
 Each is one parquet file of the split that has answers, pinned to a commit.
 """

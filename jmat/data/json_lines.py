@@ -1,4 +1,6 @@
-"""Files of JSON lines that users write: what is wrong with one is said with the number of its line."""
+"""Files of JSON lines that users write: what is wrong with one is said with the number
+of its line.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Recognises examples that were made for another kind of model: causal for masked, or the reverse."""
+"""Recognises examples that were made for another kind of model: causal for masked, or
+the reverse.
+"""
 
 import numpy as np
 from jaxtyping import Int

@@ -1,4 +1,6 @@
-"""Reads arrays of an .npz file; announced sizes are compared with the file before anything is unpacked."""
+"""Reads arrays of an .npz file; announced sizes are compared with the file before
+anything is unpacked.
+"""
 
 import io
 import math
@@ -39,7 +41,9 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, ndarray]:
 
 
 def _unpack(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> bytes:
-    """Returns the content of a part, never more than it announces; zipfile compares its checksum."""
+    """Returns the content of a part, never more than it announces; zipfile compares its
+    checksum.
+    """
     if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{part.filename} is compressed in a way that numpy does not write")
     with archive.open(part) as file:
@@ -47,7 +51,9 @@ def _unpack(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> bytes:
 
 
 def _parse(content: bytes) -> ndarray:
-    """Returns the array of a .npy file, whose header must announce as many bytes as follow."""
+    """Returns the array of a .npy file, whose header must announce as many bytes as
+    follow.
+    """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     read_header = {

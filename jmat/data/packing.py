@@ -1,8 +1,10 @@
-"""Packing: several sentences share a row of tokens, blind to one another, each from position 0.
+"""Packing: several sentences share a row of tokens, blind to one another, each from
+position 0.
 
-`best_fit` decides which sentences share a row, and `lay_out` where each token goes. Batches that a
-model only reads are made from them in `jmat.data.batches`, those that it is trained on here: it is
-trained as it will be used, on one sentence, read from its first token.
+`best_fit` decides which sentences share a row, and `lay_out` where each token goes.
+Batches that a model only reads are made from them in `jmat.data.batches`, those that it
+is trained on here: it is trained as it will be used, on one sentence, read from its
+first token.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
-"""Cuts a text file into pieces of equal length instead of lines, as arXiv 2405.12250 does with enwik8.
+"""Cuts a text file into pieces of equal length instead of lines, as arXiv 2405.12250
+does with enwik8.
 
-Its public code cuts the file into pieces of 512 characters, wherever words or sentences end, and
-draws 128 of them with Python's `random.sample` after `random.seed(0)`. The pieces to fit on here
-are the same ones for the same seed; those to evaluate on, which the paper does not have, are drawn
-from the rest.
+Its public code cuts the file into pieces of 512 characters, wherever words or sentences
+end, and draws 128 of them with Python's `random.sample` after `random.seed(0)`. The
+pieces to fit on here are the same ones for the same seed; those to evaluate on, which
+the paper does not have, are drawn from the rest.
 """
 
 import os

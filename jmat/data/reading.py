@@ -1,4 +1,6 @@
-"""Turns texts into what a model reads: a padded `Batch`, or a `Split` in which every token is read."""
+"""Turns texts into what a model reads: a padded `Batch`, or a `Split` in which every
+token is read.
+"""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -97,7 +99,9 @@ def check_texts(texts: object, tokenizer: Tokenizer | None) -> Tokenizer:
 def _token_rows(
     tokenizer: Tokenizer | None, texts: Sequence[str], max_length: int | None
 ) -> list[Int32[ndarray, " _"]]:
-    """Returns the tokens of each text. Raises ValueError for texts that have none, and as `check_texts`."""
+    """Returns the tokens of each text. Raises ValueError for texts that have none, and
+    as `check_texts`.
+    """
     tokenizer = check_texts(texts, tokenizer)
     masked = special_id(tokenizer, "mask") is not None
     special = special_tokens(tokenizer, masked=masked)

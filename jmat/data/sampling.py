@@ -129,10 +129,11 @@ def make_examples(
 
 
 def _generator(tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[str]) -> np.random.Generator:
-    """Returns the random generator of one sentence; counts its earlier copies in `copies`.
+    """Returns the random generator of one sentence; counts its earlier copies in
+    `copies`.
 
-    It depends on the sentence and not on its neighbours: a text with a few other sentences
-    keeps the positions of all the rest.
+    It depends on the sentence and not on its neighbours: a text with a few other
+    sentences keeps the positions of all the rest.
     """
     key = short_hash(tokens.tobytes())
     copies[key] += 1

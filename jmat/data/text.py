@@ -1,4 +1,6 @@
-"""Whole sentences and the tokens to predict in them, for perplexity and for distillation."""
+"""Whole sentences and the tokens to predict in them, for perplexity and for
+distillation.
+"""
 
 from typing import NamedTuple
 

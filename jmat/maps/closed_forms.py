@@ -1,6 +1,8 @@
-"""Maps in closed form, each from the moments of one pair (`jmat.maps.regression`). All is computed in float64.
+"""Maps in closed form, each from the moments of one pair (`jmat.maps.regression`). All
+is computed in float64.
 
-Maps are float32. With X and Y centred, an intercept `b = ȳ − x̄ W` goes with every one but `id` and `mat`.
+Maps are float32. With X and Y centred, an intercept `b = ȳ − x̄ W` goes with every one
+but `id` and `mat`.
 """
 
 import jax
@@ -147,7 +149,8 @@ def _positive(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def _penalty(
     share: float | str, values: Float[Array, " D"], rotated: Float[Array, "D E"], total: Float[Array, ""], n: int
 ) -> Float[Array, ""]:
-    """Returns α, for `auto` that of the share with the smallest error of generalised cross-validation.
+    """Returns α, for `auto` that of the share with the smallest error of generalised
+    cross-validation.
 
     Args:
       share: of the mean eigenvalue, or `auto`.
@@ -164,7 +167,9 @@ def _penalty(
 
 @jax.jit
 def _validation_errors(values: Array, rotated: Array, total: Array, n: Array) -> Array:
-    """Returns `n RSS / (n − degrees of freedom)²` for every share of `PENALTIES`; the intercept is one degree."""
+    """Returns `n RSS / (n − degrees of freedom)²` for every share of `PENALTIES`; the
+    intercept is one degree.
+    """
     energy = jnp.sum(rotated**2, axis=1)
     alphas = jnp.asarray(PENALTIES)[:, None] * values.sum() / len(values)
     shrunk = 1 / _positive(values + alphas)

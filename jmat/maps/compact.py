@@ -1,6 +1,8 @@
-"""Maps that cost less than a matrix, or more: callable pytrees, as those of `jmat.maps.types`.
+"""Maps that cost less than a matrix, or more: callable pytrees, as those of
+`jmat.maps.types`.
 
-A matrix of a map can also be a `Quantised` one, int8 by row, which takes a quarter of the memory.
+A matrix of a map can also be a `Quantised` one, int8 by row, which takes a quarter of
+the memory.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
-"""Computes rank, condition number and minimum-norm solutions of a regression from R of X = Q R.
+"""Computes rank, condition number and minimum-norm solutions of a regression from R of
+X = Q R.
 
-Rank is judged on R with its columns scaled to unit length. What is large or small is then dependence between
-coordinates, not their units. Where the rank is deficient, the scaled SVD gives a solution that is as accurate, and
-projecting it onto the row space of X makes it the one of minimum norm in the *original* units. Both are done in
-float64, since only D² numbers are left by then.
+Rank is judged on R with its columns scaled to unit length. What is large or small is
+then dependence between coordinates, not their units. Where the rank is deficient, the
+scaled SVD gives a solution that is as accurate, and projecting it onto the row space of
+X makes it the one of minimum norm in the *original* units. Both are done in float64,
+since only D² numbers are left by then.
 """
 
 import functools
@@ -63,7 +65,9 @@ def _counts(s: Array, rcond: Array | float | None) -> Array:
 
 
 def _smallest(values: Array, rcond: Array | float | None) -> Array | float:
-    """Returns the share of the largest singular value that another must exceed to count."""
+    """Returns the share of the largest singular value that another must exceed to
+    count.
+    """
     return RANK_EPS * float(jnp.finfo(values.dtype).eps) if rcond is None else rcond
 
 

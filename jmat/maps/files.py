@@ -1,7 +1,9 @@
-"""Maps that stand in for a part of a model, or for many blocks: callable pytrees, and the files people share them in.
+"""Maps that stand in for a part of a model, or for many blocks: callable pytrees, and
+the files people share them in.
 
-Every map takes `x [..., D]` with any leading axes. A map is a registered dataclass, so new values of the same shape
-reach a jitted function as arguments: they do not retrace it.
+Every map takes `x [..., D]` with any leading axes. A map is a registered dataclass, so
+new values of the same shape reach a jitted function as arguments: they do not retrace
+it.
 """
 
 import dataclasses
@@ -154,7 +156,8 @@ def _refuse_pickles(folder: pathlib.Path) -> None:
 
 
 def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, Form]]:
-    """Returns where maps come from, the checksum of their tensors, and the form of each.
+    """Returns where maps come from, the checksum of their tensors, and the form of
+    each.
 
     Files written before there were checksums have none.
     """

@@ -1,4 +1,6 @@
-"""Fits a map between two layers, or any two sites, on texts: the project's core task in one call."""
+"""Fits a map between two layers, or any two sites, on texts: the project's core task in
+one call.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,8 +31,8 @@ class Fit:
 
     Attributes:
       map: `y = x @ weights (+ bias)`, or what the kind makes of it.
-      solution: rank, condition number and number of tokens of the fit; of kinds beside `mat` and
-        `affine`, those of the affine map from the same tokens.
+      solution: rank, condition number and number of tokens of the fit; of kinds beside
+        `mat` and `affine`, those of the affine map from the same tokens.
       source: site that the map reads.
       target: site that it predicts.
       kind: of the map, such as `mat` or `rank:64`.
@@ -130,7 +132,9 @@ def _check_kind(kind: Kind, model: Transformer, sites: Sequence[str], intercept:
 def _positions(
     model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, tokens: str, seed: int
 ) -> Split:
-    """Returns the sentences with the positions to fit on, masked where the model predicts under a mask."""
+    """Returns the sentences with the positions to fit on, masked where the model
+    predicts under a mask.
+    """
     check_choice("tokens", tokens, TOKENS)
     if tokens == "all":
         return every_token(inputs, tokenizer)

@@ -1,7 +1,9 @@
-"""Forms of maps in files: the equation by which maps.json says how a map is applied, and the tensors that it takes.
+"""Forms of maps in files: the equation by which maps.json says how a map is applied,
+and the tensors that it takes.
 
-A map's first matrix W is stored under the map's name, all else under `NAME.FIELD`. A matrix in int8 takes two
-tensors: `….int8 [D, E]` and `….scale [D]`, a float32 for each row.
+A map's first matrix W is stored under the map's name, all else under `NAME.FIELD`. A
+matrix in int8 takes two tensors: `….int8 [D, E]` and `….scale [D]`, a float32 for each
+row.
 """
 
 import dataclasses

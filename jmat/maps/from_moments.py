@@ -1,8 +1,8 @@
 """Maps and scores from moments alone, without any stored activations; all in float64.
 
 Second moments are scaled to unit diagonal before they are factored, as in
-`jmat.maps.least_squares`: what is then large or small is dependence between coordinates, not
-their units. Rank is judged by the same rule as there.
+`jmat.maps.least_squares`: what is then large or small is dependence between
+coordinates, not their units. Rank is judged by the same rule as there.
 """
 
 import dataclasses
@@ -196,7 +196,9 @@ class Linearity:
 
 
 def _total(moments: Moments, site: str) -> float:
-    """Returns `||Y − ȳ||²`; 0 where Y is constant up to the rounding of float32. Needs 64-bit numbers enabled."""
+    """Returns `||Y − ȳ||²`; 0 where Y is constant up to the rounding of float32. Needs
+    64-bit numbers enabled.
+    """
     total = float(spread(moments, site, centred=True).sum())
     return total if total > _ROUNDING * float(spread(moments, site, centred=False).sum()) else 0.0
 

@@ -1,4 +1,6 @@
-"""Linear maps from layer to layer (`mat`): fitted to stored activations, or to their moments (Din et al. 2023)."""
+"""Linear maps from layer to layer (`mat`): fitted to stored activations, or to their
+moments (Din et al. 2023).
+"""
 
 import dataclasses
 from collections.abc import Sequence

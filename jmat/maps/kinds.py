@@ -1,7 +1,8 @@
-"""Kinds of maps: one table says for each name how it is fitted. No other file knows the names.
+"""Kinds of maps: one table says for each name how it is fitted. No other file knows the
+names.
 
-A kind is a name, for some with a parameter: `mat`, `ridge:1e-2`, `rank:64`. With `+int8` behind it, the matrices of
-the map are rounded to int8 by row: `mat+int8`.
+A kind is a name, for some with a parameter: `mat`, `ridge:1e-2`, `rank:64`. With
+`+int8` behind it, the matrices of the map are rounded to int8 by row: `mat+int8`.
 """
 
 import dataclasses

@@ -1,17 +1,21 @@
-"""Least squares for maps between activations: one factorisation, any number of right-hand sides.
+"""Least squares for maps between activations: one factorisation, any number of
+right-hand sides.
 
-Transformer activations are a hard regression problem in float32. A few coordinates are a thousand times larger than the
-rest, and condition numbers of 1e4 to 1e6 are usual. Four choices keep the answer, and its price (errors are relative,
-against float64):
+Transformer activations are a hard regression problem in float32. A few coordinates are
+a thousand times larger than the rest, and condition numbers of 1e4 to 1e6 are usual.
+Four choices keep the answer, and its price (errors are relative, against float64):
 
-- QR of X itself, never the normal equations: the error grows with the condition number, not with its square.
-- A triangular solve where X has full rank. Householder QR and back substitution do not care how columns are scaled,
-  whereas an SVD of X, as in `jnp.linalg.lstsq`, loses the small columns beside the outliers. With three coordinates
-  3,000 times as large as the other 253, at N = 9,000, its predictions are wrong by 0.99 with the default cut-off, by
-  1e-3 with `rcond=0`, and those of QR by 2e-7 (`experiments.benchmark --parts=condition`).
+- QR of X itself, never the normal equations: the error grows with the condition number,
+  not with its square.
+- A triangular solve where X has full rank. Householder QR and back substitution do not
+  care how columns are scaled, whereas an SVD of X, as in `jnp.linalg.lstsq`, loses the
+  small columns beside the outliers. With three coordinates 3,000 times as large as the
+  other 253, at N = 9,000, its predictions are wrong by 0.99 with the default cut-off,
+  by 1e-3 with `rcond=0`, and those of QR by 2e-7
+  (`experiments.benchmark --parts=condition`).
 - One factorisation of X for all targets: `lstsq` would decompose it again for each.
-- Rank is judged, and where it is deficient the minimum-norm solution found, on R with its columns scaled
-  (`jmat.maps.conditioning`).
+- Rank is judged, and where it is deficient the minimum-norm solution found, on R with
+  its columns scaled (`jmat.maps.conditioning`).
 """
 
 import concurrent.futures

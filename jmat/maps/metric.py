@@ -1,7 +1,9 @@
-"""The head's metric: how much a step of the final stream changes the logits, to first order.
+"""The head's metric: how much a step of the final stream changes the logits, to first
+order.
 
-`Γ = diag(γ) W_Uᵀ W_U diag(γ) + εI`, with γ the scale of the final norm and W_U the unembedding. The head of a masked
-model is no linear map: its Jacobian at the mean of the final stream stands in for `W_U diag(γ)`.
+`Γ = diag(γ) W_Uᵀ W_U diag(γ) + εI`, with γ the scale of the final norm and W_U the
+unembedding. The head of a masked model is no linear map: its Jacobian at the mean of
+the final stream stands in for `W_U diag(γ)`.
 """
 
 import dataclasses

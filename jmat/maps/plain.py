@@ -1,7 +1,9 @@
-"""Least squares by the plain formula, for whoever wants it: `jnp.linalg.lstsq(X, Y, rcond=0)`, one call a pair.
+"""Least squares by the plain formula, for whoever wants it:
+`jnp.linalg.lstsq(X, Y, rcond=0)`, one call a pair.
 
-It decomposes X by an SVD for each target, where `jmat.maps.least_squares` factorises it once. Where the streams are
-well conditioned both give the same predictions; beside large coordinates, an SVD in float32 loses the small ones.
+It decomposes X by an SVD for each target, where `jmat.maps.least_squares` factorises it
+once. Where the streams are well conditioned both give the same predictions; beside
+large coordinates, an SVD in float32 loses the small ones.
 """
 
 import jax

@@ -1,10 +1,13 @@
-"""Second moments of one source and one target, and what is factorised from them: all that closed-form maps need.
+"""Second moments of one source and one target, and what is factorised from them: all
+that closed-form maps need.
 
-Stored activations and text that streams by lead to the same moments, float64, so that both give the same maps. Each
-factorisation is made at its first use and kept: that of the source serves all kinds of maps.
+Stored activations and text that streams by lead to the same moments, float64, so that
+both give the same maps. Each factorisation is made at its first use and kept: that of
+the source serves all kinds of maps.
 
-With X and Y centred, the eigenvectors of XᵀX, with the columns of X scaled to unit length, give
-Q and R of `X = Q R`, as in `jmat.maps.from_moments`; Q is never needed, only `P = QᵀY`.
+With X and Y centred, the eigenvectors of XᵀX, with the columns of X scaled to unit
+length, give Q and R of `X = Q R`, as in `jmat.maps.from_moments`; Q is never needed,
+only `P = QᵀY`.
 """
 
 import dataclasses
@@ -225,7 +228,9 @@ class Regression:
 
     @float64()
     def solution(self) -> Solution:
-        """Returns the affine map with the statistics of its fit: rank and condition number of the centred source."""
+        """Returns the affine map with the statistics of its fit: rank and condition
+        number of the centred source.
+        """
         rank, values = int(self.rank), self.variance.values
         condition = jnp.sqrt(values[0] / values[rank - 1]) if rank else jnp.ones(())
         weights, bias = (np.asarray(part, np.float32) for part in (self.affine, self.bias(self.affine)))
@@ -275,7 +280,9 @@ def _affine(roots: Roots, P: Array) -> Array:
 
 @jax.jit
 def _without_intercept(roots: Roots, W: Array, x_mean: Array, bias: Array, n: Array) -> Array:
-    """Returns `(XᵀX + n x̄x̄ᵀ)⁻¹ (XᵀY + n x̄ȳᵀ)` from the affine map, by the formula of Sherman and Morrison."""
+    """Returns `(XᵀX + n x̄x̄ᵀ)⁻¹ (XᵀY + n x̄ȳᵀ)` from the affine map, by the formula of
+    Sherman and Morrison.
+    """
     half = roots.Vt @ (x_mean / roots.scale) / roots.s
     u = roots.Vt.T @ (half / roots.s) / roots.scale  # (XᵀX)⁻¹ x̄
     return W + jnp.outer(u, bias) / (1 / n + half @ half)

@@ -1,4 +1,6 @@
-"""Saves maps for others to use, and loads theirs: `jmat.save_maps` and `jmat.load_maps`."""
+"""Saves maps for others to use, and loads theirs: `jmat.save_maps` and
+`jmat.load_maps`.
+"""
 
 import pathlib
 from collections.abc import Mapping

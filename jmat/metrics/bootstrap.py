@@ -1,4 +1,6 @@
-"""Bootstrap intervals over examples, or over whole sentences of them. Everything is numpy, in float64."""
+"""Bootstrap intervals over examples, or over whole sentences of them. Everything is
+numpy, in float64.
+"""
 
 from collections.abc import Iterator
 

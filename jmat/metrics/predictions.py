@@ -1,7 +1,9 @@
-"""Measures how well a stand-in agrees with what it stands in for: per-example values, and intervals for their means.
+"""Measures how well a stand-in agrees with what it stands in for: per-example values,
+and intervals for their means.
 
-Values stay per example until the bootstrap, so that every figure can have an interval. Entropies and the like are in
-nats. Non-finite logits give NaN in every value of that example, never a perfect score by accident of comparison.
+Values stay per example until the bootstrap, so that every figure can have an interval.
+Entropies and the like are in nats. Non-finite logits give NaN in every value of that
+example, never a perfect score by accident of comparison.
 """
 
 import functools
@@ -130,7 +132,9 @@ _FEW = 10  # so few examples can have the same most likely token by chance
 
 @jax.jit
 def _likeness(logits: Float[Array, "N V"], first: Float[Array, " V"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    """Returns each example's most likely token, and how far its log-probabilities are from those of `first` (nats)."""
+    """Returns each example's most likely token, and how far its log-probabilities are
+    from those of `first` (nats).
+    """
     p, other = (jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1) for scores in (logits, first))
     # A token that both exclude has a logarithm of minus infinity in both.
     apart = jnp.where(p == other, 0, jnp.abs(p - other))

@@ -1,4 +1,6 @@
-"""Coefficient of determination (r2) of predicted activations, also under bootstrap resamples."""
+"""Coefficient of determination (r2) of predicted activations, also under bootstrap
+resamples.
+"""
 
 import numpy as np
 from jaxtyping import Array, Bool, Float

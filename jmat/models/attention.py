@@ -1,7 +1,8 @@
-"""Attention: multi-head self-attention, its mask and its biases; queries, keys, values, scores and pattern are sites.
+"""Attention: multi-head self-attention, its mask and its biases; queries, keys, values,
+scores and pattern are sites.
 
-Axes: B batch, T length (of queries; S of keys), H heads, G heads of keys and values, K head width. Scores and softmax
-are computed in float32 whatever the dtype of the stream.
+Axes: B batch, T length (of queries; S of keys), H heads, G heads of keys and values, K
+head width. Scores and softmax are computed in float32 whatever the dtype of the stream.
 """
 
 import math
@@ -107,7 +108,9 @@ def depends_on_block(part: NeedsContext) -> bool:
 
 
 def _columns(heads: tuple[int, ...], head_width: int) -> slice | Int[np.ndarray, " n"]:
-    """Returns the columns of a projection that belong to these heads; a slice where they are neighbours."""
+    """Returns the columns of a projection that belong to these heads; a slice where
+    they are neighbours.
+    """
     first, last = min(heads, default=0), max(heads, default=-1)
     if len(heads) == last + 1 - first:
         return slice(first * head_width, (last + 1) * head_width)

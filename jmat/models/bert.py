@@ -1,4 +1,6 @@
-"""BERT (post-norm, bidirectional; Devlin et al. 2018), with its masked-language-model head where there is one."""
+"""BERT (post-norm, bidirectional; Devlin et al. 2018), with its masked-language-model
+head where there is one.
+"""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,6 @@
-"""BLOOM (BigScience 2022): normed embedding; distance biases (ALiBi) instead of positions."""
+"""BLOOM (BigScience 2022): normed embedding; distance biases (ALiBi) instead of
+positions.
+"""
 
 from flax import nnx
 from jaxtyping import Array, Float, Int

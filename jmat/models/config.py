@@ -1,4 +1,6 @@
-"""Defines `ModelConfig`: all that a model's numbers depend on, for every architecture, from its config.json."""
+"""Defines `ModelConfig`: all that a model's numbers depend on, for every architecture,
+from its config.json.
+"""
 
 import dataclasses
 import json

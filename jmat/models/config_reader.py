@@ -1,4 +1,6 @@
-"""Reads a config.json field by field, and refuses by name what would change the numbers and is not implemented."""
+"""Reads a config.json field by field, and refuses by name what would change the numbers
+and is not implemented.
+"""
 
 import difflib
 import json
@@ -203,7 +205,9 @@ class ConfigReader:
                 self._problems.append(f"there is no field {name!r} to ignore{advice}")
 
     def _under_our_names(self, hf: Fields, aliases: Mapping[str, str]) -> JsonObject:
-        """Renames fields, and notes two names of one field that differ: transformers would take the alias."""
+        """Renames fields, and notes two names of one field that differ: transformers
+        would take the alias.
+        """
         renamed = dict(hf)
         for alias, name in aliases.items():
             if alias not in renamed:

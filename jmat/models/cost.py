@@ -1,8 +1,10 @@
-"""Time and memory on paper: what a run needs, from a config alone, before anything is loaded.
+"""Time and memory on paper: what a run needs, from a config alone, before anything is
+loaded.
 
-Floating-point operations (a multiply-add is two) and bytes of reading activations, summing up statistics and fitting
-maps, and the seconds that follow from a machine's peak rate. Formulas of factorisations are those of Golub and Van
-Loan, *Matrix Computations*: QR 4ND² − 4D³/3 with Q formed, eigenvectors 9D³, singular values 8D³/3.
+Floating-point operations (a multiply-add is two) and bytes of reading activations,
+summing up statistics and fitting maps, and the seconds that follow from a machine's
+peak rate. Formulas of factorisations are those of Golub and Van Loan, *Matrix
+Computations*: QR 4ND² − 4D³/3 with Q formed, eigenvectors 9D³, singular values 8D³/3.
 `experiments.benchmark` holds them against the clock.
 """
 

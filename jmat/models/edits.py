@@ -7,11 +7,14 @@
 | `Scale(a)` | `a · y` |
 | `At(positions, site)` | at some tokens what `site` makes of it, elsewhere y |
 
-All are pytrees: other values of the same shapes compile nothing new, and `jax.grad` goes through them.
+All are pytrees: other values of the same shapes compile nothing new, and `jax.grad`
+goes through them.
 
-A part of the model may stand in for another: `sites={"block.1.attn": model.blocks[0].attn}`. `jmat.run` calls parts
-that look at other tokens, which are marked by `NeedsContext`, as `part(x, context)`. Windows and scales that depend on
-a block's index follow the block that the part belongs to, not the one that it stands in; see `OfBlock`.
+A part of the model may stand in for another:
+`sites={"block.1.attn": model.blocks[0].attn}`. `jmat.run` calls parts that look at
+other tokens, which are marked by `NeedsContext`, as `part(x, context)`. Windows and
+scales that depend on a block's index follow the block that the part belongs to, not the
+one that it stands in; see `OfBlock`.
 """
 
 import dataclasses
@@ -319,7 +322,9 @@ def apply_site(
 
 
 def _change(site: Site, seen: jax.Array, shape: tuple[int | None, ...], context: Context | None) -> jax.Array:
-    """Returns what an edit makes of the part's output, or what a stand-in makes of the part's input."""
+    """Returns what an edit makes of the part's output, or what a stand-in makes of the
+    part's input.
+    """
     if isinstance(site, Edit) and isinstance(site.f, NeedsContext):
         return _in_context(site.f, seen, context)
     if isinstance(site, IgnoresInput):
@@ -336,7 +341,9 @@ def _in_context(site: NeedsContext, x: jax.Array, context: Context | None) -> ja
 def _checked(
     name: str, site: Site, value: jax.Array | np.ndarray, shape: tuple[int | None, ...], x: jax.Array
 ) -> jax.Array:
-    """Returns the value. Raises ValueError for no floats, or another shape than the output's (None: any size)."""
+    """Returns the value. Raises ValueError for no floats, or another shape than the
+    output's (None: any size).
+    """
     found = np.shape(value)
     expected = tuple(found[-1] if size is None and found else size for size in shape)
     if found != expected:
@@ -351,7 +358,9 @@ def _checked(
 
 
 def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueError:
-    """Returns the error of a site that fails on its input, or the one that already names the site."""
+    """Returns the error of a site that fails on its input, or the one that already
+    names the site.
+    """
     if f"site {name!r}" in str(error):
         return ValueError(str(error))
     return ValueError(

@@ -1,4 +1,6 @@
-"""Defines `Family`: how to read the config of an architecture, build it, and find its weights."""
+"""Defines `Family`: how to read the config of an architecture, build it, and find its
+weights.
+"""
 
 import dataclasses
 import html

@@ -1,4 +1,6 @@
-"""Work in floating-point operations (a multiply-add is two), for one example at the position that is read."""
+"""Work in floating-point operations (a multiply-add is two), for one example at the
+position that is read.
+"""
 
 import numpy as np
 from jaxtyping import Float, Int

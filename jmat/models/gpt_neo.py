@@ -1,4 +1,6 @@
-"""GPT-Neo (Black et al. 2021; the TinyStories models): GPT-2 whose blocks may look back over a short window only."""
+"""GPT-Neo (Black et al. 2021; the TinyStories models): GPT-2 whose blocks may look back
+over a short window only.
+"""
 
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader

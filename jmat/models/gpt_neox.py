@@ -1,4 +1,6 @@
-"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): partial rotary positions, parallel residual."""
+"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): partial rotary
+positions, parallel residual.
+"""
 
 from flax import nnx
 from jaxtyping import Array, Float

@@ -1,8 +1,9 @@
-"""Inputs: checks what a model is given, derives positions, and pads rows to a few shapes.
+"""Inputs: checks what a model is given, derives positions, and pads rows to a few
+shapes.
 
-Arrays of the host (numpy, lists) are checked here, once: ids, positions and shapes. A `jax.Array` is on a device
-already and is never fetched back: its shape and dtype are checked, its values are the caller's business (JAX clamps ids
-that are out of range).
+Arrays of the host (numpy, lists) are checked here, once: ids, positions and shapes. A
+`jax.Array` is on a device already and is never fetched back: its shape and dtype are
+checked, its values are the caller's business (JAX clamps ids that are out of range).
 """
 
 import dataclasses
@@ -135,7 +136,9 @@ def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> N
 
 
 def _derive_positions(config: ModelConfig, segments: Values | None, rows: int, length: int) -> Values:
-    """Returns the index of each token in its text. Raises ValueError for a text longer than the model's positions."""
+    """Returns the index of each token in its text. Raises ValueError for a text longer
+    than the model's positions.
+    """
     if segments is None:
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
         longest = length
@@ -232,7 +235,9 @@ class Spans:
 
 
 def _ends(segments: Values | None, length: int, rows: int) -> tuple[Values, Values]:
-    """Returns the column of each row's first real token, and the number of columns up to its last; [B] each."""
+    """Returns the column of each row's first real token, and the number of columns up
+    to its last; [B] each.
+    """
     if segments is None:
         return np.zeros(rows, np.int32), np.full(rows, length, np.int32)
     real = segments > 0
@@ -257,7 +262,9 @@ def _columns_on_device(
 
 
 def _padded(config: ModelConfig, arrays: dict[str, np.ndarray], *, pad_rows: bool) -> dict[str, np.ndarray]:
-    """Returns the arrays with rows padded on the right to one of few lengths, and few rows to one of few numbers."""
+    """Returns the arrays with rows padded on the right to one of few lengths, and few
+    rows to one of few numbers.
+    """
     B, T = arrays["x"].shape
     length = rung(T, 8)
     if config.num_positions >= T:

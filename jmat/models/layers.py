@@ -1,4 +1,5 @@
-"""Sub-modules: the mathematics as pure functions, and thin Flax shells that hold parameters and call them.
+"""Sub-modules: the mathematics as pure functions, and thin Flax shells that hold
+parameters and call them.
 
 Softmax and norms are computed in float32 whatever the dtype of the stream.
 """

@@ -1,6 +1,8 @@
-"""LLaMA and its relatives: LLaMA 1–3, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma 1.
+"""LLaMA and its relatives: LLaMA 1–3, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma
+1.
 
-Pre-norm and causal, with RMSNorm, rotary positions, gated feed-forward, grouped-query attention (Touvron et al. 2023).
+Pre-norm and causal, with RMSNorm, rotary positions, gated feed-forward, grouped-query
+attention (Touvron et al. 2023).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""OPT (Zhang et al. 2022): pre-norm, but post-norm in OPT-350m, whose token table is narrower than its stream."""
+"""OPT (Zhang et al. 2022): pre-norm, but post-norm in OPT-350m, whose token table is
+narrower than its stream.
+"""
 
 from flax import nnx
 from jaxtyping import Array, Float, Int

@@ -1,4 +1,6 @@
-"""RoBERTa (Liu et al. 2019), XLM-RoBERTa and CamemBERT: BERT whose positions start after the padding id."""
+"""RoBERTa (Liu et al. 2019), XLM-RoBERTa and CamemBERT: BERT whose positions start
+after the padding id.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""Rotary position embedding (RoPE; Su et al. 2021) and the ways in use to stretch it to longer texts."""
+"""Rotary position embedding (RoPE; Su et al. 2021) and the ways in use to stretch it to
+longer texts.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,5 @@
-"""Sites: the names under which every intermediate value of a model is read (`keep=`) and changed (`sites=`).
+"""Sites: the names under which every intermediate value of a model is read (`keep=`)
+and changed (`sites=`).
 
 The names are the same for every architecture; `i` counts blocks from 0, `h` heads:
 
@@ -19,32 +20,36 @@ The names are the same for every architecture; `i` counts blocks from 0, `h` hea
 | `final_norm` | the stream [B, T, D] as the head reads it | h_L |
 | `logits` | prediction scores [B, T, V], float32 | the output of `final_norm` |
 
-`block.{i}.ln_1.in`, `.attn.in`, `.ln_2.in`, `.ffn.in` and `final_norm.in` are the inputs of those parts; they are read
-only, too. `final_norm` is the identity where a model has no final norm.
+`block.{i}.ln_1.in`, `.attn.in`, `.ln_2.in`, `.ffn.in` and `final_norm.in` are the
+inputs of those parts; they are read only, too. `final_norm` is the identity where a
+model has no final norm.
 
-`sites=` takes edits, which compute the part and change its output (`jmat.Edit`, `Add`, `Scale`, `At`; see
-`jmat.models.edits`), and any other callable pytree, which stands in for the part: the part is not computed then, nor
-are the sites inside it, and to ask for one of them is an error. Heads come before `attn.z`: what is done to a head
-shows there. Masked places have ordinary scores, and the mask is applied after them: so no edit of scores lets a token
-look where it may not. An edit of the pattern can.
+`sites=` takes edits, which compute the part and change its output (`jmat.Edit`, `Add`,
+`Scale`, `At`; see `jmat.models.edits`), and any other callable pytree, which stands in
+for the part: the part is not computed then, nor are the sites inside it, and to ask for
+one of them is an error. Heads come before `attn.z`: what is done to a head shows there.
+Masked places have ordinary scores, and the mask is applied after them: so no edit of
+scores lets a token look where it may not. An edit of the pattern can.
 
-In names, `*` stands for any characters but a dot, or for any at all at the beginning: `block.*.attn`,
-`*.ffn.hidden`, `block.*` (the streams h_1 .. h_L). Of the sites that exist, a pattern names those in the blocks that
-are run. A site that is named by itself goes by that entry of `sites=`, whatever patterns match it too; two patterns
-that match one site are an error.
+In names, `*` stands for any characters but a dot, or for any at all at the beginning:
+`block.*.attn`, `*.ffn.hidden`, `block.*` (the streams h_1 .. h_L). Of the sites that
+exist, a pattern names those in the blocks that are run. A site that is named by itself
+goes by that entry of `sites=`, whatever patterns match it too; two patterns that match
+one site are an error.
 
 What the residual arithmetic is, by wiring:
-- pre-norm (GPT-2, GPT-Neo, OPT, BLOOM, LLaMA and its relatives, NeoX where it is sequential):
-  `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(mid))`;
+- pre-norm (GPT-2, GPT-Neo, OPT, BLOOM, LLaMA and its relatives, NeoX where it is
+  sequential): `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(mid))`;
 - post-norm (BERT, RoBERTa, DistilBERT, OPT-350m):
   `mid = in + attn(in)`, `out = ln_2(ln_1(mid) + ffn(ln_1(mid)))`;
 - parallel (NeoX, Pythia): `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(in))`;
 - pre-norm with the residual from the norm (a BLOOM option):
   `mid = ln_1(in) + attn(ln_1(in))`, `out = ln_2(mid) + ffn(ln_2(mid))`.
 
-`embed` is all that comes before block 0: positions where they are embedded, BERT's and BLOOM's norm, Gemma's scale,
-OPT-350m's projection up to D. `logits` is all that comes after the final norm: the unembedding, BERT's transform,
-OPT-350m's projection down. `final_norm` is therefore D wide everywhere, and is the identity in post-norm models.
+`embed` is all that comes before block 0: positions where they are embedded, BERT's and
+BLOOM's norm, Gemma's scale, OPT-350m's projection up to D. `logits` is all that comes
+after the final norm: the unembedding, BERT's transform, OPT-350m's projection down.
+`final_norm` is therefore D wide everywhere, and is the identity in post-norm models.
 """
 
 import difflib
@@ -205,7 +210,9 @@ def _is_pattern(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _matching(pattern: str, config: ModelConfig, start: int, stop: int, *, replace: bool) -> tuple[str, ...]:
-    """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`. Raises ValueError where none does."""
+    """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`. Raises
+    ValueError where none does.
+    """
     L, H = config.layers, config.heads
     valid = replaceable(L, H) if replace else readable(L, H)
     first, rest = (".*", pattern.lstrip("*")) if pattern.startswith("*") else ("", pattern)

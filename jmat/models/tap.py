@@ -1,4 +1,6 @@
-"""The tap through which a block calls its parts: it reads sites, and lets edits and stand-ins take part."""
+"""The tap through which a block calls its parts: it reads sites, and lets edits and
+stand-ins take part.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -94,7 +96,9 @@ class Tap:
 
 
 def _full(name: str) -> str:
-    """Returns the name of a part in the whole model; `jmat.run` puts the block's number in."""
+    """Returns the name of a part in the whole model; `jmat.run` puts the block's number
+    in.
+    """
     return f"block.{{i}}.{name}" if name else "block.{i}"
 
 

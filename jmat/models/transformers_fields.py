@@ -1,4 +1,6 @@
-"""Lists the fields of a config.json that transformers knows: only these can change what it computes."""
+"""Lists the fields of a config.json that transformers knows: only these can change what
+it computes.
+"""
 
 import functools
 

@@ -24,11 +24,12 @@ class _Part(NamedTuple):
 
 
 def tree(model: Transformer) -> str:
-    """Returns the parts of a model as a tree, a line a part: its parameters, their shapes and number.
+    """Returns the parts of a model as a tree, a line a part: its parameters, their
+    shapes and number.
 
-    Parts that are sites have the names of their sites: `attn` below `block.0 … block.7` is
-    `block.0.attn`, and so on. Neighbouring blocks of one shape share a line. A tied head has no
-    table of its own, which its line says.
+    Parts that are sites have the names of their sites: `attn` below `block.0 … block.7`
+    is `block.0.attn`, and so on. Neighbouring blocks of one shape share a line. A tied
+    head has no table of its own, which its line says.
 
     Args:
       model: as `jmat.load` returns it.

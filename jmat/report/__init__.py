@@ -1,1 +1,3 @@
-"""Results of a study: rows, their notes, tables and plots. Nothing here touches a model."""
+"""Results of a study: rows, their notes, tables and plots. Nothing here touches a
+model.
+"""

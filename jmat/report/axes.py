@@ -1,4 +1,6 @@
-"""Sets the axes of figures: every layer that fits has a tick, perplexities are logarithmic, shares end at 1."""
+"""Sets the axes of figures: every layer that fits has a tick, perplexities are
+logarithmic, shares end at 1.
+"""
 
 import itertools
 import math

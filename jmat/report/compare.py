@@ -1,4 +1,6 @@
-"""Draws the figure of a study for several runs side by side: two models, or two settings."""
+"""Draws the figure of a study for several runs side by side: two models, or two
+settings.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Unpack, runtime_checkable
@@ -149,7 +151,9 @@ def _share_colour_bar(row: Sequence[Axes]) -> None:
 
 
 def _share_scale(row: Sequence[Axes]) -> None:
-    """Gives panels side by side one scale, unless they are heat maps, whose axes are layers."""
+    """Gives panels side by side one scale, unless they are heat maps, whose axes are
+    layers.
+    """
     if any(ax.images for ax in row):
         return
     bottoms, tops = zip(*(ax.get_ylim() for ax in row), strict=True)

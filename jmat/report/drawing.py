@@ -1,7 +1,8 @@
 """Draws panels into a figure of the width that a paper or a screen has, and saves it.
 
-A figure is a dict of `Panel`s, by name. `draw` lays them out: in one row for a screen, and in as
-many rows as it takes where a paper's column is narrow, so that the type is never below 7 points.
+A figure is a dict of `Panel`s, by name. `draw` lays them out: in one row for a screen,
+and in as many rows as it takes where a paper's column is narrow, so that the type is
+never below 7 points.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""Returns the words by which figures name maps, parts and metrics; rows of results.json keep the code names."""
+"""Returns the words by which figures name maps, parts and metrics; rows of results.json
+keep the code names.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
-"""Adds notes to rows of results.json: sentences on figures that are missing, or mean less than they seem to.
+"""Adds notes to rows of results.json: sentences on figures that are missing, or mean
+less than they seem to.
 
-A row without a value says why; a row with a value says what it does not show, such as an agreement with a model that
-predicts the same whatever it reads.
+A row without a value says why; a row with a value says what it does not show, such as
+an agreement with a model that predicts the same whatever it reads.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,12 @@
-"""Draws figures from results.json alone, so that they can be drawn again without the model.
+"""Draws figures from results.json alone, so that they can be drawn again without the
+model.
 
-figure = plot_by_layer(read_results("runs/layer_jump-gpt2"), ("precision@1", "surprisal"), width="page")
-save_figure(figure, "figure.pdf")
+    results = read_results("runs/layer_jump-gpt2")
+    figure = plot_by_layer(results, ("precision@1", "surprisal"), width="page")
+    save_figure(figure, "figure.pdf")
 
-Every plot function takes `title`, `width`, `ax` and `panel`: see `jmat.report.drawing.Drawing`.
+Every plot function takes `title`, `width`, `ax` and `panel`: see
+`jmat.report.drawing.Drawing`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -157,7 +160,9 @@ def share_map(panel: Axes, grid: np.ndarray) -> AxesImage:
 
 
 def _digits(grid: np.ndarray, room: float) -> dict[tuple[int, int], str]:
-    """Returns the digits of cells that are `room` points wide: 0.41, or .41 if that is all that fits, or nothing."""
+    """Returns the digits of cells that are `room` points wide: 0.41, or .41 if that is
+    all that fits, or nothing.
+    """
     texts = {
         (int(i), int(j)): f"{grid[i, j]:.2f}".replace("-", "−") if grid[i, j] > -10 else "< −10"
         for i, j in np.argwhere(np.isfinite(grid))
@@ -209,7 +214,9 @@ def _exit_panel(across: str, rows: Sequence[Row], looks: Mapping[str, Look]) -> 
 
 
 def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> tuple[list[float | int], list[Row]]:
-    """Returns values of metric `across`, rising, and the rows of precision@1 at the same settings."""
+    """Returns values of metric `across`, rising, and the rows of precision@1 at the
+    same settings.
+    """
     mine = [row for row in rows if row["confidence"] == confidence and setting in row]
     at = {row[setting]: row["value"] for row in mine if row["metric"] == across}
     hits = {row[setting]: row for row in mine if row["metric"] == "precision@1"}

@@ -1,7 +1,7 @@
 """Holds the figures of a study (`Results`), and writes and reads them (`results.json`).
 
-A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12, "metric": "precision@1",
-"value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
+A row of results.json is flat and tidy: `{"map": "mat", "layer": 3, "target": 12,
+"metric": "precision@1", "value": 0.41, "low": 0.39, "high": 0.43, "n": 3000}`.
 """
 
 import dataclasses

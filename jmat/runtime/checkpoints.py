@@ -1,4 +1,6 @@
-"""Saves and restores Orbax checkpoints of a run's state, from which a killed run goes on."""
+"""Saves and restores Orbax checkpoints of a run's state, from which a killed run goes
+on.
+"""
 
 import pathlib
 from collections.abc import Callable
@@ -61,7 +63,9 @@ def restore(
 
 
 def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[State, str | None]:
-    """Returns a checkpoint, and a sentence where it is not what was saved under its number."""
+    """Returns a checkpoint, and a sentence where it is not what was saved under its
+    number.
+    """
     arrays = _by_path(state)
     abstract = jax.tree.map(_abstract, arrays)
     try:

@@ -1,4 +1,6 @@
-"""Checks settings that the user gives, with one sentence for all that are wrong in the same way."""
+"""Checks settings that the user gives, with one sentence for all that are wrong in the
+same way.
+"""
 
 import importlib.util
 from collections.abc import Collection, Sequence

@@ -1,4 +1,6 @@
-"""Makes messages of errors readable: in one line, not too long, without control characters."""
+"""Makes messages of errors readable: in one line, not too long, without control
+characters.
+"""
 
 import contextlib
 import re
@@ -76,6 +78,8 @@ def readable_errors() -> Iterator[None]:
 
 
 def _cut(message: str) -> str:
-    """Returns the beginning and the end of a message of more than 3,000 characters; else all of it."""
+    """Returns the beginning and the end of a message of more than 3,000 characters;
+    else all of it.
+    """
     most = 3000
     return message if len(message) <= most else f"{message[: most - 200]} … {message[-190:]}"

@@ -1,10 +1,13 @@
-"""Many hosts: one process each, which works on its own share of the batches with its own devices.
+"""Many hosts: one process each, which works on its own share of the batches with its
+own devices.
 
-The processes meet seldom: to compare what they were started with, to put results together once at the end of a pass,
-and when they are done. At every meeting each says how it is doing, so a failure in one is raised in all, and none
-waits for a process that has given up. That a process has died is noticed at the next meeting, at once where it was
-process 0, and after 100 seconds at the latest by the heartbeat of `jax.distributed`: the others then end with a
-sentence. On CPUs XLA waits 30 minutes at most for the last one to come.
+The processes meet seldom: to compare what they were started with, to put results
+together once at the end of a pass, and when they are done. At every meeting each says
+how it is doing, so a failure in one is raised in all, and none waits for a process that
+has given up. That a process has died is noticed at the next meeting, at once where it
+was process 0, and after 100 seconds at the latest by the heartbeat of
+`jax.distributed`: the others then end with a sentence. On CPUs XLA waits 30 minutes at
+most for the last one to come.
 
 A lone process calls none of `jax.distributed`, and everything here then costs nothing.
 """
@@ -100,11 +103,14 @@ _LOST = (
 
 @contextlib.contextmanager
 def _a_sentence_where_xla_aborts() -> Iterator[None]:
-    """Ends a process that joins others inside with a sentence and exit code 1, where XLA would abort it.
+    """Ends a process that joins others inside with a sentence and exit code 1, where
+    XLA would abort it.
 
-    XLA does that, in a thread of its own, where process 0 or a heartbeat is missing. It calls a function instead where
-    it is given one, for which `jax.distributed` has no argument. Some versions fail to call a function of Python's, and
-    abort all the same. Then the system calls the handler of SIGABRT, in that thread; one of Python's would be too late.
+    XLA does that, in a thread of its own, where process 0 or a heartbeat is missing. It
+    calls a function instead where it is given one, for which `jax.distributed` has no
+    argument. Some versions fail to call a function of Python's, and abort all the same.
+    Then the system calls the handler of SIGABRT, in that thread; one of Python's would
+    be too late.
     """
     text = b"error: XLA has ended this process, as it does where " + _LOST.format(reason="").encode() + b"\n"
 
@@ -129,7 +135,9 @@ _on_abort: list[object] = []  # what the system calls must not be collected
 
 
 def _check_address(coordinator: str, *, bind: bool) -> None:
-    """Raises ValueError where the host has no address, or, for process 0, where the port is taken: XLA would crash."""
+    """Raises ValueError where the host has no address, or, for process 0, where the
+    port is taken: XLA would crash.
+    """
     host, _, port = coordinator.rpartition(":")
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
@@ -149,7 +157,9 @@ def _check_address(coordinator: str, *, bind: bool) -> None:
 
 @contextlib.contextmanager
 def _no_longer_than(seconds: float | int, coordinator: str, num_processes: int | None) -> Iterator[None]:
-    """Ends this process with one sentence where the processes have not come together by then."""
+    """Ends this process with one sentence where the processes have not come together by
+    then.
+    """
 
     def give_up() -> None:
         many = "the" if num_processes is None else f"the {num_processes}"
@@ -295,7 +305,9 @@ def leave(code: int) -> NoReturn:
 
 
 def _exchange(values: Shaped[ndarray, "*shape"]) -> Shaped[ndarray, "P *shape"]:
-    """Returns the values of all processes, of one shape. Raises LostProcessError where they do not all answer."""
+    """Returns the values of all processes, of one shape. Raises LostProcessError where
+    they do not all answer.
+    """
     try:
         return multihost_utils.process_allgather(values)
     except Exception as error:  # ValueError or JaxRuntimeError, by the version and the network
@@ -303,7 +315,9 @@ def _exchange(values: Shaped[ndarray, "*shape"]) -> Shaped[ndarray, "P *shape"]:
 
 
 def _meet(size: int = 0, failure: str | None = None) -> list[int]:
-    """Returns the size that every process reports. Raises OtherProcessError for the first failure that one reports."""
+    """Returns the size that every process reports. Raises OtherProcessError for the
+    first failure that one reports.
+    """
     if count() == 1:
         return [size]
     text = b"" if failure is None else (failure or "no message").encode()[: _CARD - 16]

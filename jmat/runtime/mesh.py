@@ -1,4 +1,6 @@
-"""Devices: one axis, over which batches are sharded; parameters are replicated, or sharded where they are large."""
+"""Devices: one axis, over which batches are sharded; parameters are replicated, or
+sharded where they are large.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

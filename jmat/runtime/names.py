@@ -1,4 +1,6 @@
-"""Tells names that jmat knows, such as `gpt2-docs` and `docs`, from files and folders of the same name."""
+"""Tells names that jmat knows, such as `gpt2-docs` and `docs`, from files and folders
+of the same name.
+"""
 
 import os
 import pathlib

@@ -1,12 +1,13 @@
-"""float64 where sums of products are formed and solved; everything else keeps the model's precision.
+"""float64 where sums of products are formed and solved; everything else keeps the
+model's precision.
 
-A model runs in float32 or less. Second moments, what is factorised or read off from them, and sums
-over long texts are float64: a product of activations with themselves squares their condition
-number, which float32 does not have the digits for.
+A model runs in float32 or less. Second moments, what is factorised or read off from
+them, and sums over long texts are float64: a product of activations with themselves
+squares their condition number, which float32 does not have the digits for.
 
-JAX knows float64 only where `jax_enable_x64` is set. Set for a whole process it would also widen
-every Python number, and so change and slow down the model's own programs. It is therefore set
-around single functions, here and nowhere else:
+JAX knows float64 only where `jax_enable_x64` is set. Set for a whole process it would
+also widen every Python number, and so change and slow down the model's own programs. It
+is therefore set around single functions, here and nowhere else:
 
     @float64()
     def merge(first, second): …

@@ -1,4 +1,6 @@
-"""Progress bars, for work that takes long: on standard error, or as one line of a notebook."""
+"""Progress bars, for work that takes long: on standard error, or as one line of a
+notebook.
+"""
 
 import html
 import sys
@@ -47,7 +49,9 @@ def _in_notebook() -> bool:
 
 
 def _tracked_in_notebook(items: Iterable[Item], words: str, total: int | None) -> Iterator[Item]:
-    """Yields the items, and shows how many are done in one output that is updated in place."""
+    """Yields the items, and shows how many are done in one output that is updated in
+    place.
+    """
     from IPython.display import HTML, display
 
     size = len(items) if total is None and isinstance(items, Sized) else total

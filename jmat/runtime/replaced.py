@@ -1,6 +1,8 @@
-"""Keeps the files of a run that is replaced in OUT/.replaced, until there are new results.
+"""Keeps the files of a run that is replaced in OUT/.replaced, until there are new
+results.
 
-A process can be killed at any moment: then the next run that claims the folder moves them back.
+A process can be killed at any moment: then the next run that claims the folder moves
+them back.
 """
 
 import contextlib
@@ -23,7 +25,9 @@ def discard_replaced(folder: pathlib.Path) -> None:
 
 
 def move_aside(folder: pathlib.Path, names: Collection[str]) -> pathlib.Path:
-    """Moves files of a run to OUT/.replaced; those of a run before it, without successor yet, stay there instead."""
+    """Moves files of a run to OUT/.replaced; those of a run before it, without
+    successor yet, stay there instead.
+    """
     aside = folder / REPLACED
     aside.mkdir(exist_ok=True)
     if not (aside / RUN).exists() and any(is_temporary(path.name) != RUN for path in aside.iterdir()):

@@ -1,4 +1,5 @@
-"""Reads and writes run.json, which says which run a folder belongs to and what that run has written there.
+"""Reads and writes run.json, which says which run a folder belongs to and what that run
+has written there.
 
     {"experiment": "r2", "config": {"model": "gpt2", …}, "wrote": ["results.json", "r2.png"]}
 
@@ -51,7 +52,9 @@ class Owner(NamedTuple):
 
 
 def read_owner(folder: pathlib.Path, *, overwrite: bool) -> Owner:
-    """Returns what run.json says; an owner without a name where there is none, and nothing that tells of a run."""
+    """Returns what run.json says; an owner without a name where there is none, and
+    nothing that tells of a run.
+    """
     names = {path.name for kind in _TELLING for path in folder.glob(kind)}
     telling = sorted(name for name in names - {RUN} if is_temporary(name) not in (RUN, RESULTS))
     try:
@@ -81,7 +84,9 @@ def read_owner(folder: pathlib.Path, *, overwrite: bool) -> Owner:
 
 
 def _is_run_of_jmat(text: str) -> bool:
-    """Returns whether a run.json is one of jmat's, perhaps a damaged one, and not a user's file of that name."""
+    """Returns whether a run.json is one of jmat's, perhaps a damaged one, and not a
+    user's file of that name.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,6 @@
-"""Wall clock: contenders run in turn, so that a machine that is busy with something else slows all of them."""
+"""Wall clock: contenders run in turn, so that a machine that is busy with something
+else slows all of them.
+"""
 
 import statistics
 import time

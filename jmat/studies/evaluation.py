@@ -1,4 +1,6 @@
-"""Evaluates shortcuts: how well what they predict agrees with what the whole model predicts."""
+"""Evaluates shortcuts: how well what they predict agrees with what the whole model
+predicts.
+"""
 
 from collections.abc import Mapping
 
@@ -135,7 +137,9 @@ def metric_rows(
 
 
 def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
-    """Returns a note on predictions whose two most likely tokens are equally likely, if there are any."""
+    """Returns a note on predictions whose two most likely tokens are equally likely, if
+    there are any.
+    """
     tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0
     if not tied:
         return None

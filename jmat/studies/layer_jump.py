@@ -1,7 +1,9 @@
-"""Measures what a model already predicts at layer l, read through a linear map (`mat`) or directly (`id`).
+"""Measures what a model already predicts at layer l, read through a linear map (`mat`)
+or directly (`id`).
 
-Din et al. 2023 (arXiv 2303.09435), section 3. For every layer, against the full model on held-out
-sentences: precision@k, recall@k, surprisal and KL (nats), with 95 % bootstrap intervals.
+Din et al. 2023 (arXiv 2303.09435), section 3. For every layer, against the full model
+on held-out sentences: precision@k, recall@k, surprisal and KL (nats), with 95 %
+bootstrap intervals.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""Measures how much of a later layer a linear map of an earlier one explains: held-out r2 of all pairs of layers.
+"""Measures how much of a later layer a linear map of an earlier one explains: held-out
+r2 of all pairs of layers.
 
-`r2` is that of Din et al. 2023: the uniform mean over the coordinates. The others weigh them by
-variance, or leave out first positions or outlier coordinates.
+`r2` is that of Din et al. 2023: the uniform mean over the coordinates. The others weigh
+them by variance, or leave out first positions or outlier coordinates.
 """
 
 import dataclasses
@@ -161,7 +162,9 @@ def pair_rows(
 
 
 def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
-    """Returns a note on what a uniform mean counts where some coordinates of the target do not vary."""
+    """Returns a note on what a uniform mean counts where some coordinates of the target
+    do not vary.
+    """
     constant = int((~varies).sum())
     if constant == 0:
         return None

@@ -1,4 +1,6 @@
-"""Decides whether the activations of a fit are stored, or only their moments are summed."""
+"""Decides whether the activations of a fit are stored, or only their moments are
+summed.
+"""
 
 from jmat.maps.least_squares import MOST_AT_ONCE
 

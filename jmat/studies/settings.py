@@ -1,4 +1,6 @@
-"""Reads what every study is given: settings, examples, and the token that masks a position."""
+"""Reads what every study is given: settings, examples, and the token that masks a
+position.
+"""
 
 import dataclasses
 import functools

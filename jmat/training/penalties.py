@@ -1,7 +1,9 @@
-"""Penalties that push a model in training towards, or away from, linearity (Razzhigaev et al. 2024, section 5).
+"""Penalties that push a model in training towards, or away from, linearity (Razzhigaev
+et al. 2024, section 5).
 
-They are added to the language-model loss: `CE + weight · penalty`. Streams h_0 .. h_L are as `jmat.run` keeps them, the
-last one before the final norm; means are over real tokens.
+They are added to the language-model loss: `CE + weight · penalty`. Streams h_0 .. h_L
+are as `jmat.run` keeps them, the last one before the final norm; means are over real
+tokens.
 """
 
 import itertools

@@ -1,4 +1,6 @@
-"""Training a language model: losses, optimizer, the jitted step, evaluation. Pure functions over plain pytrees."""
+"""Training a language model: losses, optimizer, the jitted step, evaluation. Pure
+functions over plain pytrees.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

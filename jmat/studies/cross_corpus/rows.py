@@ -1,4 +1,6 @@
-"""Do linear shortcuts travel? Maps to the final layer, fitted on some examples of one corpus, evaluated on another."""
+"""Do linear shortcuts travel? Maps to the final layer, fitted on some examples of one
+corpus, evaluated on another.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,6 @@
-"""Fits maps to the final layer on each of several corpora, and evaluates them on all of these corpora."""
+"""Fits maps to the final layer on each of several corpora, and evaluates them on all of
+these corpora.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

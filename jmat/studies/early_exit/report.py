@@ -1,4 +1,6 @@
-"""The early-exit experiment's figures: curves, layers saved, calibration and measured time, as rows of results.json."""
+"""The early-exit experiment's figures: curves, layers saved, calibration and measured
+time, as rows of results.json.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,6 @@
-"""Early exit as rows of results.json: every threshold of every confidence, from one reading of all layers."""
+"""Early exit as rows of results.json: every threshold of every confidence, from one
+reading of all layers.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

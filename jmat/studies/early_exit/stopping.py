@@ -1,5 +1,5 @@
-"""A forward pass that truly stops: blocks after the exit are never run. For measuring what an early exit is worth in
-time.
+"""A forward pass that truly stops: blocks after the exit are never run. For measuring
+what an early exit is worth in time.
 """
 
 import dataclasses

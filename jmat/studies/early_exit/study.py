@@ -1,7 +1,8 @@
-"""Measures how many blocks are saved when the model stops at the first layer whose shortcut is sure, and the cost.
+"""Measures how many blocks are saved when the model stops at the first layer whose
+shortcut is sure, and the cost.
 
-Din et al. 2023 (arXiv 2303.09435), section 6, with other confidences, a cheap check, a calibrated
-threshold, and the clock of a forward pass that truly stops.
+Din et al. 2023 (arXiv 2303.09435), section 6, with other confidences, a cheap check, a
+calibrated threshold, and the clock of a forward pass that truly stops.
 """
 
 import dataclasses

@@ -1,9 +1,10 @@
-"""Early exit: stop at the first layer whose shortcut is confident enough (Din et al. 2023, section 6).
+"""Early exit: stop at the first layer whose shortcut is confident enough (Din et al.
+2023, section 6).
 
 Everything here works on confidences and hits that were read once, for all layers
-(`jmat.studies.evaluation.evaluate`): another threshold is a comparison of arrays, not another
-forward pass. Axis letters: S settings (thresholds), N examples, L blocks, and L1 = L + 1 layers,
-the embedding among them.
+(`jmat.studies.evaluation.evaluate`): another threshold is a comparison of arrays, not
+another forward pass. Axis letters: S settings (thresholds), N examples, L blocks, and
+L1 = L + 1 layers, the embedding among them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,18 +1,23 @@
-"""Intrinsic dimension: on a surface of how many dimensions do a layer's activations lie, however it is bent?
+"""Intrinsic dimension: on a surface of how many dimensions do a layer's activations
+lie, however it is bent?
 
-TwoNN (Facco et al. 2017, arXiv 1803.06992): where points are uniform between a point's first and second neighbour, the
-ratio μ of their distances has the density `d μ^(−d − 1)`, whatever the embedding space. Three estimators of d:
+TwoNN (Facco et al. 2017, arXiv 1803.06992): where points are uniform between a point's
+first and second neighbour, the ratio μ of their distances has the density
+`d μ^(−d − 1)`, whatever the embedding space. Three estimators of d:
 
-- `maximum_likelihood` (ours): `(n − 1) / Σ log μ`, unbiased under that density, with an exact interval;
-- `linear_fit` (that paper's): the slope through the origin of `−log(1 − F)` over log μ, F being the share of points up
-  to this one in the order of μ, without the largest tenth of the ratios;
-- `public_code` (arXiv 2405.12250's): the same slope over the lowest fifth alone, and points without a ratio above 1,
-  such as repeated ones, count in F.
+- `maximum_likelihood` (ours): `(n − 1) / Σ log μ`, unbiased under that density, with an
+  exact interval;
+- `linear_fit` (that paper's): the slope through the origin of `−log(1 − F)` over log μ,
+  F being the share of points up to this one in the order of μ, without the largest
+  tenth of the ratios;
+- `public_code` (arXiv 2405.12250's): the same slope over the lowest fifth alone, and
+  points without a ratio above 1, such as repeated ones, count in F.
 
-Where the density holds they agree. Points whose second neighbour is far beyond their first, such as pairs of nearly
-equal contexts, lower the first estimate much and the others less, which leave most of them out. Repeated points, such
-as one word at the first position, raise the last alone: at layer 1 of gpt2-docs (3,000 positions) the three are 8.9,
-9.2 and 20.0, at layer 0, where most repeat, 4.2, 3.7 and 75.8.
+Where the density holds they agree. Points whose second neighbour is far beyond their
+first, such as pairs of nearly equal contexts, lower the first estimate much and the
+others less, which leave most of them out. Repeated points, such as one word at the
+first position, raise the last alone: at layer 1 of gpt2-docs (3,000 positions) the
+three are 8.9, 9.2 and 20.0, at layer 0, where most repeat, 4.2, 3.7 and 75.8.
 """
 
 import numpy as np

@@ -1,7 +1,9 @@
-"""Measures how linear a model is, step by step and part by part (Razzhigaev et al. 2024, arXiv 2405.12250).
+"""Measures how linear a model is, step by step and part by part (Razzhigaev et al.
+2024, arXiv 2405.12250).
 
-Two passes over text and nothing stored but sums: the first adds up the moments from which every affine map and its
-in-sample score follow, the second applies the maps to other sentences and keeps a few numbers a token.
+Two passes over text and nothing stored but sums: the first adds up the moments from
+which every affine map and its in-sample score follow, the second applies the maps to
+other sentences and keeps a few numbers a token.
 """
 
 import dataclasses
@@ -185,7 +187,9 @@ def _apply(
     devices: Sequence[jax.Device] | None,
     progress: str | None,
 ) -> tuple[dict[Pair, PerToken], Int[ndarray, " N"]]:
-    """Returns the numbers of every token that is read, in the order of the text, and its index in the split."""
+    """Returns the numbers of every token that is read, in the order of the text, and
+    its index in the split.
+    """
     mesh, pairs = local_mesh(devices), list(maps)
     with float64():
         placed = dict(zip(pairs, replicate(mesh, [maps[pair] for pair in pairs]), strict=True))

@@ -1,4 +1,6 @@
-"""Reports a linearity run: rows of results.json with intervals, and figures drawn from these rows alone."""
+"""Reports a linearity run: rows of results.json with intervals, and figures drawn from
+these rows alone.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -189,7 +191,9 @@ def _next_steps(labels: Labels) -> list[Pair]:
 
 
 def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
-    """Returns the steps whose target varies, on the text of the fit and on that of the evaluation."""
+    """Returns the steps whose target varies, on the text of the fit and on that of the
+    evaluation.
+    """
     steps = _next_steps(labels)
     fitted = {pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0 for pair in steps}
     return [pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()]

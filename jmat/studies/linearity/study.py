@@ -1,6 +1,8 @@
-"""Measures how linear a model is from layer to layer and inside its blocks, and prints and draws it.
+"""Measures how linear a model is from layer to layer and inside its blocks, and prints
+and draws it.
 
-Razzhigaev et al. 2024 (arXiv 2405.12250): in sample, adjusted, and held out with 95 % intervals.
+Razzhigaev et al. 2024 (arXiv 2405.12250): in sample, adjusted, and held out with 95 %
+intervals.
 """
 
 import dataclasses
@@ -201,13 +203,17 @@ def _tokens_in(batches: Sequence[Batch]) -> int:
 
 
 def _decoder(tokenizer: Tokenizer | None) -> Callable[[int], str]:
-    """Returns a function from a token's id to its text; the id itself where there is no tokenizer."""
+    """Returns a function from a token's id to its text; the id itself where there is no
+    tokenizer.
+    """
     decode = getattr(tokenizer, "decode", None)
     return (lambda token: f"#{token}") if decode is None else (lambda token: decode([token]))
 
 
 def _announce_ranks(subject: Subject, measured: Measured) -> None:
-    """Prints where fewer dimensions than D vary, or fewer tokens were read; a norm's output always lacks one."""
+    """Prints where fewer dimensions than D vary, or fewer tokens were read; a norm's
+    output always lacks one.
+    """
     short = {source: rank for source, rank in measured.rank.items() if rank < subject.model.config.width - 1}
     if short:
         source, rank = min(short.items(), key=lambda item: item[1])

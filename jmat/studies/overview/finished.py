@@ -1,4 +1,6 @@
-"""Writes the results of a finished study into a folder of its own, and reads back those that a run left there."""
+"""Writes the results of a finished study into a folder of its own, and reads back those
+that a run left there.
+"""
 
 import contextlib
 import dataclasses
@@ -62,7 +64,9 @@ def of(results: Results, seconds: float) -> Finished:
 
 
 def _figures(results: Results) -> dict[str, str]:
-    """Returns the figures as SVG, by file name without its end, but those in which there is nothing to draw."""
+    """Returns the figures as SVG, by file name without its end, but those in which
+    there is nothing to draw.
+    """
     drawn = {}
     for name in results.figures:
         with contextlib.suppress(NothingToDrawError):

@@ -1,4 +1,6 @@
-"""Says which studies there are, which of them apply to a model, and with which settings each is run."""
+"""Says which studies there are, which of them apply to a model, and with which settings
+each is run.
+"""
 
 import dataclasses
 import importlib.util

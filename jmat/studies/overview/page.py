@@ -1,4 +1,5 @@
-"""Writes the overview of a model as one HTML page that needs nothing else: no script, no file, no network.
+"""Writes the overview of a model as one HTML page that needs nothing else: no script,
+no file, no network.
 
 Every piece of text, whatever characters it has, is escaped on its way into the page.
 """
@@ -94,7 +95,9 @@ def _remark(name: str, study: Fields) -> str:
 
 
 def _figure(key: str, words: str, svg: str) -> str:
-    """Returns a figure at its natural size, or as wide as the page; dark pages invert those of lines."""
+    """Returns a figure at its natural size, or as wide as the page; dark pages invert
+    those of lines.
+    """
     data = base64.b64encode(svg.encode()).decode()
     points = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
     width = float(points[1]) * 4 / 3 if points else 900.0  # a point is 4/3 of a CSS pixel

@@ -1,7 +1,8 @@
-"""Decides claims of both papers by the figures of one model: a rule reads nothing but rows of results.
+"""Decides claims of both papers by the figures of one model: a rule reads nothing but
+rows of results.
 
-A rule returns whether the claim holds, and the figures that decide; where one that it needs is missing, the claim is
-not tested.
+A rule returns whether the claim holds, and the figures that decide; where one that it
+needs is missing, the claim is not tested.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,9 @@ class NotTestedError(Exception):
 
 
 def _rows(seen: Evidence, study: str, **fields: object) -> list[Row]:
-    """Returns the rows of a study whose fields have these values. Raises NotTestedError where one has no value."""
+    """Returns the rows of a study whose fields have these values. Raises NotTestedError
+    where one has no value.
+    """
     if study not in seen.rows:
         raise NotTestedError(f"There are no results of {study}.")
     found = [row for row in seen.rows[study] if all(row.get(key) == value for key, value in fields.items())]
@@ -51,7 +54,9 @@ def _rows(seen: Evidence, study: str, **fields: object) -> list[Row]:
 
 
 def _by_layer(seen: Evidence, study: str, kind: str, metric: str) -> dict[int, Row]:
-    """Returns the rows of one map and metric by layer, 0 .. L − 1: at L every map is the identity."""
+    """Returns the rows of one map and metric by layer, 0 .. L − 1: at L every map is
+    the identity.
+    """
     found = _rows(seen, study, map=kind, metric=metric)
     return {row["layer"]: row for row in found if row["layer"] < seen.layers}
 

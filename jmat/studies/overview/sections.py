@@ -1,4 +1,6 @@
-"""Says what the page tells of each study: a heading, what was measured, figures, and tables."""
+"""Says what the page tells of each study: a heading, what was measured, figures, and
+tables.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

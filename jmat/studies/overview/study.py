@@ -1,4 +1,6 @@
-"""Runs every study that applies to one model, from one capture of its activations, and reports all of them."""
+"""Runs every study that applies to one model, from one capture of its activations, and
+reports all of them.
+"""
 
 import dataclasses
 import json

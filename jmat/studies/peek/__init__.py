@@ -1,4 +1,6 @@
-"""Shows what every layer already predicts, in the terminal, in a notebook and as a page."""
+"""Shows what every layer already predicts, in the terminal, in a notebook and as a
+page.
+"""
 
 from jmat.studies.peek.study import FILES, Options, check, framed, run
 

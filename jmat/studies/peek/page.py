@@ -1,7 +1,9 @@
-"""A `Peek` as one HTML page that needs nothing else: tokens across, layers up, the top token in each cell.
+"""A `Peek` as one HTML page that needs nothing else: tokens across, layers up, the top
+token in each cell.
 
-The tables are plain HTML, complete without scripts; a script adds the details of a cell and the arrow keys. Every piece
-of text, whatever characters it has, is escaped here and nowhere else.
+The tables are plain HTML, complete without scripts; a script adds the details of a cell
+and the arrow keys. Every piece of text, whatever characters it has, is escaped here and
+nowhere else.
 """
 
 import html
@@ -105,7 +107,9 @@ def token_table(peek: Peek, number: int, kind: str) -> str:
 
 
 def _widths(sentence: Sentence) -> list[int]:
-    """Returns the widths of the columns in digits, equal for all maps, so that their tables line up."""
+    """Returns the widths of the columns in digits, equal for all maps, so that their
+    tables line up.
+    """
     columns = [[token] for token in sentence["tokens"]]
     for by_layer in sentence["predictions"].values():
         for tops in by_layer:

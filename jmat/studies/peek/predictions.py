@@ -1,6 +1,8 @@
-"""Reads what every layer already predicts at every position of a sentence: the top tokens, read by `id` and by `mat`.
+"""Reads what every layer already predicts at every position of a sentence: the top
+tokens, read by `id` and by `mat`.
 
-A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N positions of all sentences, K top tokens.
+A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N positions of
+all sentences, K top tokens.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,6 @@
-"""Reads each position of given sentences at each layer: directly (`id`), and through a map to the end (`mat`)."""
+"""Reads each position of given sentences at each layer: directly (`id`), and through a
+map to the end (`mat`).
+"""
 
 import dataclasses
 import html
@@ -205,7 +207,9 @@ def without_gap(text: str, tokenizer: Tokenizer, masked: bool) -> str:
 def _given_maps(
     model: Transformer, maps: Mapping[str, Map] | str | pathlib.Path, layers: Sequence[int]
 ) -> dict[int, Map]:
-    """Returns the maps from the layers to the final one; those of a folder are refused if they are another model's."""
+    """Returns the maps from the layers to the final one; those of a folder are refused
+    if they are another model's.
+    """
     config, source = model.config, "maps="
     if isinstance(maps, str | pathlib.Path):
         source = str(maps)
@@ -224,7 +228,9 @@ def _fitted_maps(
     say: Say | None,
     shared: SharedActivations | None,
 ) -> tuple[dict[int, Map], dict[str, str]]:
-    """Returns new maps from every layer to the final one, and what results.json says of the text."""
+    """Returns new maps from every layer to the final one, and what results.json says of
+    the text.
+    """
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
     sites = stream_sites(model.config.layers)

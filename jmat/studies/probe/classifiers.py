@@ -1,6 +1,7 @@
 """Linear probes: what can be read off each layer by a linear classifier.
 
-Features are standardised with the fit examples' mean and deviation; the classifier is scikit-learn's.
+Features are standardised with the fit examples' mean and deviation; the classifier is
+scikit-learn's.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""Fits a linear classifier to the stream at every layer, and measures its accuracy on other examples."""
+"""Fits a linear classifier to the stream at every layer, and measures its accuracy on
+other examples.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,18 +1,22 @@
-"""Distilling the maps of removed blocks: only they are trained, until the stream is again what it was.
+"""Distilling the maps of removed blocks: only they are trained, until the stream is
+again what it was.
 
-With h_l the stream of the whole model after layer l, and h'_l that of the model with maps, the loss is the mean over
-the layers l after the first removed block, over tokens, of
+With h_l the stream of the whole model after layer l, and h'_l that of the model with
+maps, the loss is the mean over the layers l after the first removed block, over tokens,
+of
 
 | `loss` | |
 |---|---|
 | `relative` | `‖h'_l − h_l‖² / ‖h_l‖²` |
 | `plain` | `‖h'_l − h_l‖² / D`, the layer-wise mean squared error of Razzhigaev et al. 2024 |
 
-plus `kl_weight` times KL(whole ‖ with maps), in nats a token. Streams inside a stretch have no counterpart and are left
-out. Relative to each token's own stream, the few tokens with a hundred times the norm do not decide everything.
+plus `kl_weight` times KL(whole ‖ with maps), in nats a token. Streams inside a stretch
+have no counterpart and are left out. Relative to each token's own stream, the few
+tokens with a hundred times the norm do not decide everything.
 
-A map is trained as `W + V · t ⊗ 1/s`, with s the root mean square of each coordinate of its input, t that of its
-error at the start, and V = 0 at first: Adam's steps then mean the same to all coordinates, outliers included.
+A map is trained as `W + V · t ⊗ 1/s`, with s the root mean square of each coordinate of
+its input, t that of its error at the start, and V = 0 at first: Adam's steps then mean
+the same to all coordinates, outliers included.
 """
 
 import functools
@@ -180,7 +184,9 @@ def _step(trainee: _Trainee, gradient: Linear, rate: Float[Array, ""] | np.float
 def _error(
     x: Float[Array, "B T D"], target: Float[Array, "B T D"], real: Bool[Array, "B T"], *, relative: bool
 ) -> Float[Array, " B"]:
-    """Returns each row's squared error, against the target's square or per coordinate, summed over its tokens."""
+    """Returns each row's squared error, against the target's square or per coordinate,
+    summed over its tokens.
+    """
     x, target = x.astype(jnp.float32), target.astype(jnp.float32)
     error = jnp.square(x - target).sum(-1)
     if relative:
@@ -200,7 +206,9 @@ def _kl(whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], real: Bool[
 
 @jax.jit
 def _mean(sums: Float[Array, " B"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """Returns the mean over the tokens of all rows: the one place of the loss where devices meet."""
+    """Returns the mean over the tokens of all rows: the one place of the loss where
+    devices meet.
+    """
     return sums.sum() / real.sum().astype(jnp.float32)
 
 

@@ -1,7 +1,8 @@
-"""Measures what pruning costs and saves: perplexity, KL and agreement on held-out text; parameters, FLOPs, time.
+"""Measures what pruning costs and saves: perplexity, KL and agreement on held-out text;
+parameters, FLOPs, time.
 
-Values are summed sentence by sentence, so that intervals can be bootstrapped over sentences, the same resamples for
-every pruned model.
+Values are summed sentence by sentence, so that intervals can be bootstrapped over
+sentences, the same resamples for every pruned model.
 """
 
 from collections.abc import Collection, Hashable, Mapping
@@ -94,7 +95,9 @@ def compare_on_text(
 
 
 def _targets(batch: Batch, text: Text) -> Int[ndarray, "B P"]:
-    """Returns the token to predict at each place whose scores are read; −1 where there is none."""
+    """Returns the token to predict at each place whose scores are read; −1 where there
+    is none.
+    """
     if text.targets is None:
         return following_tokens(batch)
     return np.where(batch.examples >= 0, text.targets[batch.examples], -1).astype(np.int32)

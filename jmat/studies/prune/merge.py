@@ -1,30 +1,38 @@
-"""Folding what stands in for removed blocks into the feed-forward part before them: an ordinary, smaller checkpoint.
+"""Folding what stands in for removed blocks into the feed-forward part before them: an
+ordinary, smaller checkpoint.
 
-**What cannot be folded.** Replacing blocks s .. e − 1 by `h ↦ h W` multiplies the *whole* stream h_s by W. That stream
-is a sum, `h_s = h_0 + Σ attn_i + Σ ffn_i`, so W would have to go into the embedding and into every output projection
-before block s. But the blocks before s read the same sum, through norms that do not commute with W (an RMSNorm commutes
-with rotations only, a LayerNorm with fewer), and a checkpoint has nothing between h_s and block e that could hold W. So
-`h W` folds exactly for W = I alone, which is deletion.
+**What cannot be folded.** Replacing blocks s .. e − 1 by `h ↦ h W` multiplies the
+*whole* stream h_s by W. That stream is a sum, `h_s = h_0 + Σ attn_i + Σ ffn_i`, so W
+would have to go into the embedding and into every output projection before block s. But
+the blocks before s read the same sum, through norms that do not commute with W (an
+RMSNorm commutes with rotations only, a LayerNorm with fewer), and a checkpoint has
+nothing between h_s and block e that could hold W. So `h W` folds exactly for W = I
+alone, which is deletion.
 
-**What can.** In a pre-norm block, sequential or parallel, the last thing that happens is
+**What can.** In a pre-norm block, sequential or parallel, the last thing that happens
+is
 
     h_s = r + a W_down + b,    a = activation(up(x)) [F], or activation(gate(x)) · up(x)
 
-where neither r (the stream that the feed-forward output is added to) nor a depends on W_down, and nothing in the block
-reads the sum. Anything linear in a can therefore be added to h_s through W_down:
+where neither r (the stream that the feed-forward output is added to) nor a depends on
+W_down, and nothing in the block reads the sum. Anything linear in a can therefore be
+added to h_s through W_down:
 
     h_e ≈ h_s + a C + c = r + a (W_down + C) + (b + c)
 
-The `≈` is the fit, least squares of the removed blocks' contribution h_e − h_s on a, at the same position; attention of
-the removed blocks to other positions is what it cannot express. The `=` is algebra: the merged checkpoint is the model
-with the map, up to rounding. Two choices of C:
+The `≈` is the fit, least squares of the removed blocks' contribution h_e − h_s on a, at
+the same position; attention of the removed blocks to other positions is what it cannot
+express. The `=` is algebra: the merged checkpoint is the model with the map, up to
+rounding. Two choices of C:
 - `hidden`: any C [F, D];
-- `output`: `h_e ≈ h_s + f M + c` with f = a W_down + b, the feed-forward output, and M [D, D]; then C = W_down M, and
-  the bias grows by b M + c. Fewer parameters, for when examples are few.
+- `output`: `h_e ≈ h_s + f M + c` with f = a W_down + b, the feed-forward output, and M
+  [D, D]; then C = W_down M, and the bias grows by b M + c. Fewer parameters, for when
+  examples are few.
 
-**Refused.** Post-norm blocks: h_s = norm(x + a W_down + b), so that the norm reads the sum, and what is added to W_down
-comes out changed. A stretch that starts at block 0: no feed-forward part stands before it. An intercept, where the
-checkpoint's feed-forward parts have no bias to hold it.
+**Refused.** Post-norm blocks: h_s = norm(x + a W_down + b), so that the norm reads the
+sum, and what is added to W_down comes out changed. A stretch that starts at block 0: no
+feed-forward part stands before it. An intercept, where the checkpoint's feed-forward
+parts have no bias to hold it.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
-"""Scores how much a block, or a stretch of blocks, does to the stream: the order of removal.
+"""Scores how much a block, or a stretch of blocks, does to the stream: the order of
+removal.
 
-With h = h_i the stream before block i, and h' = h_j the stream after block j − 1 (j = i + 1 for one block):
+With h = h_i the stream before block i, and h' = h_j the stream after block j − 1 (j = i
++ 1 for one block):
 
 | score | | removed first |
 |---|---|---|
@@ -10,8 +12,9 @@ With h = h_i the stream before block i, and h' = h_j the stream after block j �
 | `linearity` | `1 − min ‖H A − H'‖²`, both centred and of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
 | `linearity_without_residual` | the same between H and H' − H; ours as an order of removal | the highest |
 
-Razzhigaev et al. 2024 order blocks by `linearity`, and report the score without the residual as a measurement. What a
-block adds can be linear in what it reads and yet be needed: linearity alone does not say what removal costs.
+Razzhigaev et al. 2024 order blocks by `linearity`, and report the score without the
+residual as a measurement. What a block adds can be linear in what it reads and yet be
+needed: linearity alone does not say what removal costs.
 """
 
 from collections.abc import Mapping, Sequence

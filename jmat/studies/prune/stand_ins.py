@@ -1,7 +1,7 @@
 """Removed blocks, and what stands in for them, as the `sites` of `jmat.run`.
 
-Consecutive removed blocks form one *stretch* (start, stop): blocks start .. stop − 1, which turn h_start into h_stop.
-What stands in for a stretch is one map:
+Consecutive removed blocks form one *stretch* (start, stop): blocks start .. stop − 1,
+which turn h_start into h_stop. What stands in for a stretch is one map:
 
 | method | stands in for the stretch | |
 |---|---|---|

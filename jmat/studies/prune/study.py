@@ -1,4 +1,6 @@
-"""Removes the least needed blocks of a model, and measures what it costs to leave them out or to map over them."""
+"""Removes the least needed blocks of a model, and measures what it costs to leave them
+out or to map over them.
+"""
 
 import dataclasses
 import functools
@@ -157,9 +159,11 @@ def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 def _steps(
     subject: Subject, whole: Teacher, method: str, options: Options, *, known: Mapping[Stretch, float]
 ) -> tuple[list[tuple[Pruned, Scored]], str | None]:
-    """Returns what `jmat.studies.prune.plans.prune` yields, and a sentence where it fails on the way.
+    """Returns what `jmat.studies.prune.plans.prune` yields, and a sentence where it
+    fails on the way.
 
-    A method that fails, such as a distillation that diverges, takes nothing from the other methods of the run.
+    A method that fails, such as a distillation that diverges, takes nothing from the
+    other methods of the run.
     """
     steps = []
     try:

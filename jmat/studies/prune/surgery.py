@@ -1,4 +1,6 @@
-"""The pruned model itself: an ordinary smaller checkpoint, or the whole one with maps; written, and read back."""
+"""The pruned model itself: an ordinary smaller checkpoint, or the whole one with maps;
+written, and read back.
+"""
 
 import dataclasses
 import json

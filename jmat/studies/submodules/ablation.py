@@ -1,7 +1,9 @@
-"""Linear stand-ins for sub-modules: `ln_1`, `attn`, `ln_2`, `ffn` of every block (Din et al. 2023, section 5).
+"""Linear stand-ins for sub-modules: `ln_1`, `attn`, `ln_2`, `ffn` of every block (Din
+et al. 2023, section 5).
 
-A part's map goes from the part's input to its output, before the residual add, whatever the wiring: in a post-norm
-block (BERT) `attn` reads the block's input and `ln_1` the sum after attention.
+A part's map goes from the part's input to its output, before the residual add, whatever
+the wiring: in a post-norm block (BERT) `attn` reads the block's input and `ln_1` the
+sum after attention.
 """
 
 from collections.abc import Mapping, Sequence

@@ -70,6 +70,8 @@ def ablate_heads(
 
 @functools.partial(jax.jit, static_argnames=("width",))
 def _with_head(project: Dense, heads: jax.Array, stand_ins: jax.Array, h: int | jax.Array, *, width: int) -> jax.Array:
-    """Returns the output of attention where head h is as in `stand_ins`; all heads' outputs lie side by side."""
+    """Returns the output of attention where head h is as in `stand_ins`; all heads'
+    outputs lie side by side.
+    """
     ours = jnp.arange(heads.shape[-1]) // width == h
     return project(jnp.where(ours, stand_ins.astype(heads.dtype), heads))

@@ -1,4 +1,6 @@
-"""Fits maps of sub-modules one after another, each on the stream as the maps before it left it."""
+"""Fits maps of sub-modules one after another, each on the stream as the maps before it
+left it.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Measures what is left of a model's predictions when linear maps stand in for its sub-modules.
+"""Measures what is left of a model's predictions when linear maps stand in for its
+sub-modules.
 
 Din et al. 2023 (arXiv 2303.09435), section 5.
 """
@@ -141,7 +142,9 @@ def _stand_ins(
     fit: Mapping[str, Float[ndarray, "N D"]],
     part_maps: PartMaps,
 ) -> dict[tuple[str, int], tuple[Site, Float[ndarray, "M D"]]]:
-    """Returns (map, layer) → stand-in for h_L of the held-out examples, with the identity to read it by."""
+    """Returns (map, layer) → stand-in for h_L of the held-out examples, with the
+    identity to read it by.
+    """
     model = subject.model
     seen = subject.as_read
     size: Keywords = {"tokens_per_batch": options.tokens_per_batch or usual_batch()}

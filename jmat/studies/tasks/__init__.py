@@ -1,4 +1,6 @@
-"""Measures what a causal model is worth: perplexity on texts, and accuracy on questions with given answers."""
+"""Measures what a causal model is worth: perplexity on texts, and accuracy on questions
+with given answers.
+"""
 
 from jmat.studies.tasks.scoring import Question, read_task
 from jmat.studies.tasks.study import Options, run

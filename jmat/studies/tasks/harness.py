@@ -1,4 +1,5 @@
-"""Shows a jmat model, with sites and an exit, to the LM Evaluation Harness. Needs the extra `lm-eval`.
+"""Shows a jmat model, with sites and an exit, to the LM Evaluation Harness. Needs the
+extra `lm-eval`.
 
     from jmat.studies.tasks.harness import harness_model
 
@@ -106,7 +107,9 @@ class Scorer:
         return {"sites": self.sites, "tokens_per_batch": self.tokens_per_batch}
 
     def _prefix(self, special: SpecialTokens) -> tuple[int, ...]:
-        """Returns the tokens that come before a text, so that its first token can be predicted."""
+        """Returns the tokens that come before a text, so that its first token can be
+        predicted.
+        """
         named = (getattr(self.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
         prefix = special.before or tuple(token for token in named if token is not None)[:1]
         if not prefix:

@@ -1,13 +1,14 @@
-"""Measures what a causal model can do: perplexity on a text, and multiple-choice tasks from a local file or the hub.
+"""Measures what a causal model can do: perplexity on a text, and multiple-choice tasks
+from a local file or the hub.
 
 A task is one of `jmat.data.hub_tasks` by name, or a JSONL file, one question a line:
 
     {"question": "What melts ice?", "choices": ["heat", "shade"], "answer": 0}
     {"context": "The lamp was on because", "choices": ["it was dark.", "it was day."], "answer": 0}
 
-A `question` is asked as `Question: …\\nAnswer:`, a `context` is simply continued; a space stands before each choice.
-The answer is the choice of highest log-likelihood, as it is (`accuracy`), or per character (`accuracy_norm`), as in the
-LM Evaluation Harness.
+A `question` is asked as `Question: …\\nAnswer:`, a `context` is simply continued; a
+space stands before each choice. The answer is the choice of highest log-likelihood, as
+it is (`accuracy`), or per character (`accuracy_norm`), as in the LM Evaluation Harness.
 """
 
 import dataclasses
@@ -83,7 +84,9 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
 
 
 def _own_question(fields: Fields) -> Question:
-    """Returns a question of a user's file. Raises ValueError for two equal choices, which are equally likely."""
+    """Returns a question of a user's file. Raises ValueError for two equal choices,
+    which are equally likely.
+    """
     question = _question(fields)
     choices = [choice.strip() for choice in question.choices]
     if twice := [choice for choice in choices if choices.count(choice) > 1]:

@@ -1,4 +1,6 @@
-"""Measures perplexity on texts, and accuracy on questions with given answers, of a model that is whole or pruned."""
+"""Measures perplexity on texts, and accuracy on questions with given answers, of a
+model that is whole or pruned.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,6 @@
-"""Computes, site by site, what transformers does on PyTorch: the independent reference for jmat."""
+"""Computes, site by site, what transformers does on PyTorch: the independent reference
+for jmat.
+"""
 
 import dataclasses
 import pathlib

@@ -1,13 +1,17 @@
-"""Does jmat compute what transformers computes? Every site of a checkpoint against PyTorch, and a verdict.
+"""Does jmat compute what transformers computes? Every site of a checkpoint against
+PyTorch, and a verdict.
 
-The reference is transformers in float32 with eager attention. Differences are relative: the largest |ours − theirs| at
-a real token, each coordinate in units of its root mean square, or of the median coordinate's where that is larger;
-logits in units of their standard deviation at a token. The verdict is
+The reference is transformers in float32 with eager attention. Differences are relative:
+the largest |ours − theirs| at a real token, each coordinate in units of its root mean
+square, or of the median coordinate's where that is larger; logits in units of their
+standard deviation at a token. The verdict is
 
 - MATCH: the logits differ by no more than `TOLERANCE`;
-- PRECISION: they differ more, but rounding explains it: every site differs by no more than `FACTOR` times what
-  transformers itself differs in another precision (in the dtype asked for; for float32, in float64);
-- WRONG: some site differs by more than both. The first of them, in the order of computation, is where to look.
+- PRECISION: they differ more, but rounding explains it: every site differs by no more
+  than `FACTOR` times what transformers itself differs in another precision (in the
+  dtype asked for; for float32, in float64);
+- WRONG: some site differs by more than both. The first of them, in the order of
+  computation, is where to look.
 """
 
 import dataclasses

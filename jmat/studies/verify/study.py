@@ -1,4 +1,6 @@
-"""Compares a model with what transformers makes of the same checkpoint: MATCH, PRECISION or WRONG."""
+"""Compares a model with what transformers makes of the same checkpoint: MATCH,
+PRECISION or WRONG.
+"""
 
 import dataclasses
 import pathlib
