@@ -10,7 +10,7 @@ import pytest
 import jmat
 from jmat import Add, At, Constant, Edit, Linear
 from jmat.data.batches import Batch
-from jmat.models.inputs import prepare, text_positions
+from jmat.models.inputs import Spans, prepare, text_positions
 from jmat.models.sites import readable
 from tests import hf
 from tests.families import BY_NAME
@@ -137,6 +137,28 @@ def test_positions_count_within_the_text_of_a_row(gpt2):
         ValueError, match=r"read_at position -1 at \(3,\) is outside the text of row 3, which has 0 tokens"
     ):
         jmat.run(gpt2, tokens, mask=mask, keep="block.1", read_at=-1)
+
+
+@pytest.mark.parametrize("where", ["host", "device", "device, segments on the host"])
+def test_every_position_of_every_row_has_its_column(where):
+    """Rows padded on the right, on the left, on both sides, not at all, and without any token."""
+    segments = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 2, 0, 0], [1, 1, 1, 1, 1], [0] * 5], np.int32)
+    real = [np.flatnonzero(row) for row in segments]
+    given = jnp.asarray(segments) if where == "device" else segments
+    spans = Spans(given, 5, 5)
+    for position in range(-6, 6):
+        wanted = [row[position] if -len(row) <= position < len(row) else 99 for row in real]
+        if where != "host":
+            found = spans.columns("read_at", jnp.full(5, position), empty=99)
+            np.testing.assert_array_equal(found, wanted)
+            continue
+        for row, column in enumerate(wanted):
+            alone = Spans(segments[row : row + 1], 1, 5)
+            if column != 99 or (position == 0 and not len(real[row])):
+                assert alone.columns("read_at", np.array([position]), empty=99).tolist() == [column]
+            else:
+                with pytest.raises(ValueError, match=f"read_at position {position} at .* is outside the text of row 0"):
+                    alone.columns("read_at", np.array([position]), empty=99)
 
 
 def test_packed_texts_are_read_from_the_first_column_of_the_row(gpt2):
