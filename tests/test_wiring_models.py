@@ -259,8 +259,11 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
     """Every step is replaced by results that are its own, so that a swap shows."""
     steps = []
 
-    def step(experiment, out, given, more, **_):
+    def step(experiment, out, given, more, *, trained=(), overwrite=False):
         steps.append((experiment, out, [*given, *more]))
+        # What was trained with other flags is measured again; only a study that is told to replaces results.
+        assert list(trained) == ([] if experiment == "pretrain" else ["--layers=2", "--width=8"])
+        assert not overwrite
         kind, number = out.parent.name, len(steps)
         row = {"value": number / 100, "n": 9}
         if experiment == "pretrain":
