@@ -78,6 +78,12 @@ def test_figures_are_those_of_the_study_alone(made, loaded, few, name):
     assert content["studies"][name]["rows"] == alone.rows
     assert content["model_hash"] == alone.model_hash
     assert (content["text"]["fit"], content["text"]["eval"]) == (alone.text["fit"], alone.text["eval"])
+    assert (content["text"]["num_fit"], content["text"]["num_eval"]) == (90, 40)
+    shape = {"name": model.name, "layers": 4, "width": model.config.width, "causal": True}
+    assert content["model"] == shape
+    assert {name: content["config"][name] for name in ("seed", "intercept", "remove")} == {
+        "seed": 3, "intercept": True, "remove": 1
+    }  # fmt: skip
 
 
 @pytest.mark.slow
