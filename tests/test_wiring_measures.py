@@ -11,6 +11,7 @@ from jmat.models.flops import block_flops
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS
 from jmat.studies.verify import report
 from jmat.studies.verify.report import Batch, SiteDifference
+from tests.empty import empty_model
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
 
@@ -151,7 +152,7 @@ def compared(monkeypatch, off, rounding):
     monkeypatch.setattr(report, "run_reference", lambda model, *_: {"embed": embed, "logits": values[model]})
     monkeypatch.setattr(report, "run", lambda *_, **__: (None, {"embed": embed, "logits": shifted(off)}))
     batch = Batch(np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
-    return report.compare(None, "reference", lambda: "rounded", [batch])
+    return report.compare(empty_model(), "reference", lambda: "rounded", [batch])
 
 
 @pytest.mark.parametrize(
