@@ -11,6 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 import jmat
+from jmat.studies.overview.claims import CLAIMS
+from jmat.studies.overview.options import STUDIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -135,3 +137,11 @@ def _sentences(text):
     text = re.sub(r"^\s*([-*]|\d+\.) |\n\n", ". ", re.sub(r"\]\([^)]*\)", "]", text), flags=re.MULTILINE)
     lengths = [len(sentence.split()) for sentence in re.split(r"[.?!](?:\s|$)", text)]
     return [length for length in lengths if length > 2]
+
+
+def test_the_report_page_has_every_claim_with_its_rule():
+    page = PAGES["report.md"]
+    for claim in CLAIMS:
+        assert f"| {claim.statement} | {claim.rule} |\n" in page, claim.statement
+    for study in STUDIES:
+        assert f"| `{study}` |" in page, study

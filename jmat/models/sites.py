@@ -1,5 +1,4 @@
-"""Sites: the names under which every intermediate value of a model is read (`keep=`)
-and changed (`sites=`).
+"""Names every intermediate value of a model, to be read (`keep=`) and changed (`sites=`).
 
 The names are the same for every architecture; `i` counts blocks from 0, `h` heads:
 
@@ -37,7 +36,8 @@ exist, a pattern names those in the blocks that are run. A site that is named by
 goes by that entry of `sites=`, whatever patterns match it too; two patterns that match
 one site are an error.
 
-What the residual arithmetic is, by wiring:
+The wiring decides the residual arithmetic:
+
 - pre-norm (GPT-2, GPT-Neo, OPT, BLOOM, LLaMA and its relatives, NeoX where it is
   sequential): `mid = in + attn(ln_1(in))`, `out = mid + ffn(ln_2(mid))`;
 - post-norm (BERT, RoBERTa, DistilBERT, OPT-350m):
