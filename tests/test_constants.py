@@ -30,8 +30,8 @@ CONSTANTS = {
     "jmat.studies.cross_corpus.rows": {"SIZES": (250, 500, 1000, 2000, 4000, 8000)},
     "jmat.studies.linearity.intrinsic": {"DISCARDED": 0.1},
     "jmat.studies.routes": {"FINE": 4e9},
-    "jmat.studies.verify.report": {"TOLERANCE": 1e-4, "FACTOR": 8.0},
-    "jmat.studies.early_exit.report": {"LEVELS": (0.95, 0.9)},
+    "jmat.studies.verify.differences": {"TOLERANCE": 1e-4, "FACTOR": 8.0},
+    "jmat.studies.early_exit.curves": {"LEVELS": (0.95, 0.9)},
     "jmat.studies.early_exit.thresholds": {
         "BERT_POSITION": 3,
         "LAMBDAS": (-1.112, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.112),

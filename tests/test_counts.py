@@ -23,7 +23,7 @@ from jmat.report.tables import format_table
 from jmat.runtime import mesh
 from jmat.runtime.digests import model_hash
 from jmat.studies.cross_corpus.rows import check_sizes, over_layers
-from jmat.studies.early_exit.report import calibration_rows
+from jmat.studies.early_exit.curves import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome
 from jmat.studies.peek.page import percent
 from jmat.studies.peek.predictions import _shown

@@ -5,7 +5,7 @@ import pytest
 
 from jmat.models import config_from_hf
 from jmat.models.flops import block_flops, exit_flops, head_flops, map_flops, token_exit_flops
-from jmat.studies.early_exit.report import calibration_rows
+from jmat.studies.early_exit.curves import calibration_rows
 from jmat.studies.early_exit.rows import Reading, exit_rows
 from jmat.studies.early_exit.thresholds import (
     LAMBDAS,

@@ -7,8 +7,8 @@ from flax import nnx
 from jmat import models
 from jmat.data.examples import Split
 from jmat.models.flops import block_flops, head_flops, map_flops
-from jmat.studies.early_exit import report
-from jmat.studies.early_exit.report import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
+from jmat.studies.early_exit import curves
+from jmat.studies.early_exit.curves import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
 from jmat.studies.early_exit.rows import CONFIDENCES, METRICS, PROBABILITIES, reading, thresholds_of
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, Outcome
 
@@ -221,9 +221,9 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     """Which examples run, at which thresholds, and what their seconds become."""
     count, seconds = 6, {"full": 4.0, "naive": 6.0, "cheap": 3.0}
     model, ran = models.build(CONFIG, nnx.Rngs(0)), []
-    monkeypatch.setattr(report, "run_fully", lambda *given: ran.append(("full", given[1:], None, None)))
+    monkeypatch.setattr(curves, "run_fully", lambda *given: ran.append(("full", given[1:], None, None)))
     monkeypatch.setattr(
-        report, "run_until_sure", lambda _, *given: ran.append(("early", given[:3], given[3], given[4]))
+        curves, "run_until_sure", lambda _, *given: ran.append(("early", given[:3], given[3], given[4]))
     )
     batches = []
 
@@ -235,7 +235,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
             batches.append((name, list(ran)))
         return seconds
 
-    monkeypatch.setattr(report, "medians", medians)
+    monkeypatch.setattr(curves, "medians", medians)
     hits = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1.0]])
     layers = np.ones((3, 4), int)
     outcomes = {

@@ -16,7 +16,7 @@ from jmat.data.text import whole_sentences
 from jmat.models import read_config
 from jmat.studies.peek.predictions import all_positions
 from jmat.studies.probe.labels import labelled_examples
-from jmat.studies.verify.report import make_batches
+from jmat.studies.verify.differences import make_batches
 from tests import llama_tokenizer
 from tests.empty import empty_model
 from tests.test_reference import REFERENCE

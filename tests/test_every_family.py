@@ -12,7 +12,7 @@ from jmat.maps.types import Identity
 from jmat.metrics.r2 import r2_score
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.studies.cross_corpus.rows import cross_rows, fit_sizes
-from jmat.studies.early_exit.report import curve_rows, padded, saved_rows
+from jmat.studies.early_exit.curves import curve_rows, padded, saved_rows
 from jmat.studies.early_exit.stopping import ExitRule, run_until_sure
 from jmat.studies.early_exit.thresholds import LAMBDAS, exit_layers
 from jmat.studies.evaluation import evaluate, metric_rows

@@ -16,7 +16,7 @@ from jmat.report.results import Results
 from jmat.studies import layer_jump
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.linearity import plots as linear_plots
-from jmat.studies.prune.report import plot_prune
+from jmat.studies.prune.rows import plot_prune
 from tests.figures import legend, names_bands, ticks
 from tests.test_plots import CROSS, JUMPS, LINEARITY, METRICS, PRUNED, figures
 

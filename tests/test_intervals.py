@@ -9,12 +9,12 @@ from jmat.data.examples import Split
 from jmat.maps.from_moments import Linearity
 from jmat.metrics.r2 import usual_coordinates
 from jmat.models.flops import exit_flops
-from jmat.studies.early_exit.report import LEVELS, saved_rows
+from jmat.studies.early_exit.curves import LEVELS, saved_rows
 from jmat.studies.early_exit.rows import METRICS, Reading, exit_rows
 from jmat.studies.early_exit.thresholds import Outcome
 from jmat.studies.evaluation import metric_rows
 from jmat.studies.linearity.measure import Measured, PerToken, step_pairs
-from jmat.studies.linearity.report import difference_rows, linearity_rows, resampled
+from jmat.studies.linearity.rows import difference_rows, linearity_rows, resampled
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples

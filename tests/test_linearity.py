@@ -12,7 +12,8 @@ from jmat.data.examples import Split
 from jmat.report.names import short_paths
 from jmat.report.results import write_results
 from jmat.runtime.checks import chosen, chosen_layers
-from jmat.studies.linearity import intrinsic, report, study
+from jmat.studies.linearity import intrinsic, study
+from jmat.studies.linearity import rows as study_rows
 from jmat.studies.linearity.measure import Measured, PerToken, measure, part_pairs, step_pairs
 from tests.families import BY_NAME
 from tests.hf import CASES, ours
@@ -64,7 +65,7 @@ def test_every_family_is_the_formula(name):
     fit, held_out = (random_split(37, count, seed) for seed, count in ((1, 80), (2, 30)))
     labels = step_pairs(L, all_pairs=True) | part_pairs(L)
     measured = measure(model, batches_of(fit), batches_of(held_out), labels)
-    figures = report.resampled(measured, held_out, labels, samples=20)
+    figures = study_rows.resampled(measured, held_out, labels, samples=20)
     sites = dict.fromkeys(site for pair in labels for site in pair)
     acts, other = (in_memory(model, split, all_positions(split), sites) for split in (fit, held_out))
     n = len(fit.tokens)
@@ -102,11 +103,11 @@ def bundled(gpt2, gpt2_examples):
 
 
 def all_rows(labels, held_out, measured):
-    figures = report.resampled(measured, held_out, labels, samples=50, seed=3)
-    rows = report.linearity_rows(measured, labels, figures) + report.error_rows(measured, labels)
-    rows += report.token_rows(measured, held_out, labels, str)
-    rows += [row | {"checkpoint": "step-1"} for row in report.linearity_rows(measured, labels, figures)]
-    difference = report.difference_rows(labels, figures, figures, len(measured.tokens))
+    figures = study_rows.resampled(measured, held_out, labels, samples=50, seed=3)
+    rows = study_rows.linearity_rows(measured, labels, figures) + study_rows.error_rows(measured, labels)
+    rows += study_rows.token_rows(measured, held_out, labels, str)
+    rows += [row | {"checkpoint": "step-1"} for row in study_rows.linearity_rows(measured, labels, figures)]
+    difference = study_rows.difference_rows(labels, figures, figures, len(measured.tokens))
     return rows + [row | {"against": "other"} for row in difference]
 
 
@@ -153,7 +154,7 @@ def test_checkpoints_are_told_apart():
 
 def test_least_and_most_linear_tokens(bundled):
     labels, held_out, measured = bundled
-    rows = report.token_rows(measured, held_out, labels, lambda token: f"<{token}>")
+    rows = study_rows.token_rows(measured, held_out, labels, lambda token: f"<{token}>")
     least = [row for row in rows if row["extreme"] == "least_linear"]
     most = [row for row in rows if row["extreme"] == "most_linear"]
     assert least[0]["value"] >= least[-1]["value"] >= most[-1]["value"] >= most[0]["value"]
@@ -178,7 +179,7 @@ def test_sentences_are_resampled_whole():
     for error in (np.repeat(rng.random(30), 10), rng.random(300)):
         each = PerToken(error.astype(np.float32), ones, ones, ones, ones, 0.0, 0.0)
         measured = Measured({}, {}, dict.fromkeys(labels, each), np.arange(300), [])
-        values = report.resampled(measured, split, labels)[next(iter(labels)), "linearity_held_out"]
+        values = study_rows.resampled(measured, split, labels)[next(iter(labels)), "linearity_held_out"]
         assert values[0] == pytest.approx(1 - error.mean(), abs=1e-6)
         widths.append(values[1:].std())
     assert widths[0] > 2 * widths[1]
@@ -188,8 +189,8 @@ def test_what_has_no_value_says_why(bundled):
     labels, held_out, measured = bundled
     flat = PerToken(*[np.zeros(len(measured.tokens), np.float32)] * 5, 0.0, 0.0)
     broken = Measured(measured.in_sample, {}, dict.fromkeys(labels, flat), measured.tokens, [])
-    figures = report.resampled(broken, held_out, labels, samples=5)
-    rows = [row for row in report.linearity_rows(broken, labels, figures) if row["metric"].endswith("held_out")]
+    figures = study_rows.resampled(broken, held_out, labels, samples=5)
+    rows = [row for row in study_rows.linearity_rows(broken, labels, figures) if row["metric"].endswith("held_out")]
     assert {(row["value"], row["note"]) for row in rows} == {(None, "the target does not vary")}
 
 
@@ -263,7 +264,7 @@ def test_estimators_find_the_dimension_of_a_surface():
     for d in (1, 2, 5):
         flat = random.uniform(size=(1500, d))
         bent = np.concatenate([np.cos(flat), np.sin(flat), flat**2], axis=1) @ random.standard_normal((3 * d, 40))
-        rows = report.dimension_rows([np.concatenate([bent, bent[:100]]).astype(np.float32)])
+        rows = study_rows.dimension_rows([np.concatenate([bent, bent[:100]]).astype(np.float32)])
         assert {row["estimator"]: row["metric"] for row in rows} == {
             "maximum_likelihood": "intrinsic_dimension",
             "linear_fit": "intrinsic_dimension_fit",
@@ -273,11 +274,11 @@ def test_estimators_find_the_dimension_of_a_surface():
         assert likelihood["low"] < likelihood["value"] < likelihood["high"]
         assert [row["value"] for row in rows[:2]] == pytest.approx([d, d], rel=0.12)
         assert "low" not in fit
-        assert report.dimension_rows([bent])[2]["value"] == pytest.approx(d, rel=0.2)
+        assert study_rows.dimension_rows([bent])[2]["value"] == pytest.approx(d, rel=0.2)
         assert public["value"] > 1.2 * d  # a hundred repeated points count in F
     # Some pairs ten thousand times closer than the rest: maximum likelihood heeds them all, the fit leaves them out.
     near = np.concatenate([flat, flat[:40] + 1e-5])
-    likelihood, fit, _ = (row["value"] for row in report.dimension_rows([near]))
+    likelihood, fit, _ = (row["value"] for row in study_rows.dimension_rows([near]))
     assert likelihood < 2 < 4 < fit
     with pytest.raises(ValueError, match="3 distinct points"):
         intrinsic.log_ratios(np.eye(3)[[0, 1, 2, 2]])
@@ -288,7 +289,7 @@ def test_estimators_find_the_dimension_of_a_surface():
 
 def test_a_layer_without_intrinsic_dimension_says_why():
     points = np.random.default_rng(0).standard_normal((50, 3))
-    rows = report.dimension_rows([points[[0, 1] * 25], points])
+    rows = study_rows.dimension_rows([points[[0, 1] * 25], points])
     assert [row["layer"] for row in rows] == [0, 0, 0, 1, 1, 1]
     for none, some in zip(rows[:3], rows[3:], strict=True):
         assert none["value"] is None

@@ -6,7 +6,7 @@ import pytest
 from jmat.data.examples import Split
 from jmat.maps.from_moments import Linearity
 from jmat.studies.linearity.measure import Measured, PerToken, part_pairs, step_pairs
-from jmat.studies.linearity.report import error_rows, linearity_rows, next_steps, token_rows
+from jmat.studies.linearity.rows import error_rows, linearity_rows, next_steps, token_rows
 
 LABELS = step_pairs(2, all_pairs=True) | part_pairs(1)
 STEPS = [("embed", "block.0"), ("block.0", "block.1")]

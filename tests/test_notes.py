@@ -16,9 +16,9 @@ from jmat.metrics.predictions import Predictions
 from jmat.report.notes import DOES_NOT_VARY, NO_INTERVAL, OVERFLOWS, format_notes, noted
 from jmat.studies import evaluation
 from jmat.studies.cross_corpus import rows as travel
-from jmat.studies.early_exit.report import calibration_rows
+from jmat.studies.early_exit.curves import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome, layers_saved
-from jmat.studies.linearity import report
+from jmat.studies.linearity import rows as study_rows
 from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
@@ -162,10 +162,10 @@ def test_every_other_r2_of_what_does_not_vary_is_none(gpt2):
     assert np.isnan([*streaming_r2(stream_moments(model, batches, pairs), *pairs[0], Identity()).values()]).all()
     labels = step_pairs(4)
     measured = measure(model, batches, batches, labels)
-    rows = report.linearity_rows(measured, labels, report.resampled(measured, split, labels, samples=5))
+    rows = study_rows.linearity_rows(measured, labels, study_rows.resampled(measured, split, labels, samples=5))
     assert {row["value"] for row in rows} == {None}
-    assert {row["note"] for row in rows} == {DOES_NOT_VARY, report.ZERO}
-    assert report.error_rows(measured, labels) == report.token_rows(measured, split, labels, str) == []
+    assert {row["note"] for row in rows} == {DOES_NOT_VARY, study_rows.ZERO}
+    assert study_rows.error_rows(measured, labels) == study_rows.token_rows(measured, split, labels, str) == []
 
 
 def test_one_sentence_has_values_and_no_interval():

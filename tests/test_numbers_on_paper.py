@@ -9,8 +9,8 @@ from jmat import models
 from jmat.forward import run
 from jmat.models import cost
 from jmat.studies.routes import bytes_in_words
-from jmat.studies.verify import report as verify
-from jmat.studies.verify.report import FACTOR, TOLERANCE, Batch, SiteDifference
+from jmat.studies.verify import differences as verify
+from jmat.studies.verify.differences import FACTOR, TOLERANCE, PaddedTokens, SiteDifference
 
 D, L, H, F, N = 8, 3, 2, 20, 1000
 FIELDS = {"n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "vocab_size": 50, "n_positions": 16}
@@ -108,8 +108,8 @@ def test_differences_are_in_units_of_what_is_expected():
 def test_shares_and_largest_difference_are_over_all_batches(gpt2, monkeypatch):
     """The reference is the model itself but for one logit of a batch, and another most likely token in the other."""
     batches = [
-        Batch(np.array([[1, 2, 3]], np.int32), np.ones((1, 3), bool)),
-        Batch(np.array([[4, 5, 6]], np.int32), np.array([[True, True, False]])),
+        PaddedTokens(np.array([[1, 2, 3]], np.int32), np.ones((1, 3), bool)),
+        PaddedTokens(np.array([[4, 5, 6]], np.int32), np.array([[True, True, False]])),
     ]
 
     def reference(_, tokens, mask, positions):

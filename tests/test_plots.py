@@ -12,8 +12,8 @@ from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, p
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.cross_corpus import rows as travel
 from jmat.studies.linearity import plots as linear_plots
-from jmat.studies.linearity import report
-from jmat.studies.prune.report import plot_prune
+from jmat.studies.linearity import rows as study_rows
+from jmat.studies.prune.rows import plot_prune
 from tests.figures import band, curve, digits, legend, look, names_bands, ticks
 
 L = 3
@@ -306,7 +306,7 @@ def test_linearity_of_steps_and_parts(saved):
 
 def test_geometry_checkpoints_and_difference(saved):
     figure = saved(linear_plots.plot_geometry, LINEARITY)
-    for panel, (metric, name) in zip(figure.axes, report.GEOMETRY.items(), strict=True):
+    for panel, (metric, name) in zip(figure.axes, study_rows.GEOMETRY.items(), strict=True):
         assert panel.get_title() == name
         of = "stream" if metric == "anisotropy" else "mat"
         assert list(panel.lines[0].get_ydata()) == [row["value"] for row in chosen(LINEARITY, map=of, metric=metric)]
@@ -335,7 +335,7 @@ def test_geometry_checkpoints_and_difference(saved):
 
 
 def test_histogram_of_errors(saved):
-    edges = 10.0**report.ERROR_BINS
+    edges = 10.0**study_rows.ERROR_BINS
     rows = [
         {"map": "mat", "layer": layer, "target": layer + 1, "metric": "token_error_share", "value": share}
         | {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}

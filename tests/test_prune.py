@@ -24,7 +24,8 @@ from jmat.report.plots import save_figure
 from jmat.runtime.digests import model_hash
 from jmat.studies import prune
 from jmat.studies.linearity.measure import stored_linearity
-from jmat.studies.prune import merge, plans, report, scores, surgery
+from jmat.studies.prune import merge, plans, scores, surgery
+from jmat.studies.prune import rows as study_rows
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import compare_on_text, quality_rows
 from jmat.studies.prune.options import REFITS
@@ -383,7 +384,7 @@ def test_by_default_the_block_goes_whose_removal_costs_least(whole):
     assert next(plans.prune(whole, "delete", paper))[0].removed == (0,)
     table = plans.block_scores(few, prune.Options())
     assert table["kl"] == scored.scores
-    rows = report.block_score_rows(table)
+    rows = study_rows.block_score_rows(table)
     assert {row["score"] for row in rows} == set(scores.SCORES)
     by_layer = {row["layer"]: row["value"] for row in rows if row["score"] == "linearity"}
     exact = stored_linearity(few.streams)
@@ -465,7 +466,7 @@ def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
         for k, blocks in enumerate(sets)
         for metric in ("perplexity", "kl", "precision@1")
     ]
-    figure = report.plot_prune({"rows": rows})
+    figure = study_rows.plot_prune({"rows": rows})
     save_figure(figure, tmp_path / "figure.png")  # which settles the ticks
     for panel in figure.axes:
         ticks = [text.get_text() for text in panel.get_xticklabels()]
@@ -476,7 +477,7 @@ def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
             assert drawn == list(removed[name])
             assert list(line.get_ydata()) == [1 + 10 * m, 2 + 10 * m, 3 + 10 * m]
     with pytest.raises(ValueError, match="nothing to draw"):
-        report.plot_prune({"rows": rows[:0]})
+        study_rows.plot_prune({"rows": rows[:0]})
 
 
 @pytest.mark.slow
@@ -484,7 +485,7 @@ def test_script(tmp_path):
     out = tmp_path / "out"
     printed, said = run("prune", *on("gpt2", out, method="merge", remove=2, score="block_influence", save="true"))
     rows = [row for row in rows_of(out) if row.get("removed") == 2]
-    assert {row["metric"] for row in rows} == set(report.METRICS)
+    assert {row["metric"] for row in rows} == set(study_rows.METRICS)
     blocks = rows[0]["blocks"]
     assert f"without blocks {blocks}" in said
     assert blocks in printed

@@ -15,7 +15,8 @@ from jmat.maps.files import MapsInfo
 from jmat.maps.types import Linear
 from jmat.runtime.digests import model_hash
 from jmat.studies import prune
-from jmat.studies.prune import heal, measure, plans, report, surgery
+from jmat.studies.prune import heal, measure, plans, surgery
+from jmat.studies.prune import rows as study_rows
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import Sums, cost, time_per_token
 from jmat.studies.prune.stand_ins import stand_ins
@@ -67,20 +68,20 @@ def test_parameters_and_flops_as_numbers(model):
 def test_rows_say_what_was_removed_and_what_it_costs(model, monkeypatch):
     text = whole_sentences(sentences([4, 6]))
     seconds = {("map", k): 1.5 + k for k in range(3)}
-    monkeypatch.setattr(report, "compare_on_text", lambda _, __, sites, **___: {key: SUMS for key in sites})
-    monkeypatch.setattr(report, "time_per_token", lambda _, __, timed: {key: seconds[key] for key in timed})
+    monkeypatch.setattr(study_rows, "compare_on_text", lambda _, __, sites, **___: {key: SUMS for key in sites})
+    monkeypatch.setattr(study_rows, "time_per_token", lambda _, __, timed: {key: seconds[key] for key in timed})
     W = Linear(np.zeros((D, D), np.float32))
     pruned = [plans.Pruned((5,), {(5, 6): W}), plans.Pruned((5, 4), {(4, 6): W})]
-    rows = report.pruned_rows(model, text, {"map": pruned})
+    rows = study_rows.pruned_rows(model, text, {"map": pruned})
     context = np.mean([1, 2, 3, 4, 1, 2, 3, 4, 5, 6])
     for k, (blocks, order, maps) in enumerate((("none", "", 0), ("5", "5", 1), ("4-5", "5,4", 1))):
         mine = {row["metric"]: row for row in rows if row["removed"] == k}
-        assert set(mine) == set(report.METRICS)
+        assert set(mine) == set(study_rows.METRICS)
         assert {(row["method"], row["blocks"], row["order"]) for row in mine.values()} == {("map", blocks, order)}
         assert mine["parameters"]["value"] == WHOLE - k * BLOCK + maps * D * D
         assert mine["flops"]["value"] == (L - k) * flops_of_block(context) + 2 * D * V + maps * 2 * D * D
         assert mine["microseconds_per_token"]["value"] == 1.5 + k
-    assert report._mean_context(text, causal=False) == pytest.approx((4 * 4 + 6 * 6) / 10)
+    assert study_rows._mean_context(text, causal=False) == pytest.approx((4 * 4 + 6 * 6) / 10)
 
 
 SUMS = Sums(np.array([3.0, 5.0]), np.array([6.0, 1.0]), np.array([0.3, 0.1]), np.array([3.0, 4.0]))

@@ -17,7 +17,7 @@ from jmat.data.examples import load_examples, mask_positions
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.models.sites import SUBMODULES, stream_sites
-from jmat.studies.early_exit.report import curve_rows
+from jmat.studies.early_exit.curves import curve_rows
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
 from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites

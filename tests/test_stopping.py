@@ -11,7 +11,7 @@ from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import confidences
 from jmat.models.sites import stream_sites
-from jmat.studies.early_exit.report import padded, top_words
+from jmat.studies.early_exit.curves import padded, top_words
 from jmat.studies.early_exit.stopping import ExitRule, check, run_until_sure
 from jmat.studies.early_exit.thresholds import exit_layers
 from jmat.studies.evaluation import evaluate

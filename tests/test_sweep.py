@@ -19,7 +19,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime import mesh as devices
 from jmat.runtime.mesh import data_mesh, place, replicate
-from jmat.studies.early_exit.report import top_words
+from jmat.studies.early_exit.curves import top_words
 from jmat.studies.evaluation import evaluate
 from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.peek.predictions import top_predictions
@@ -140,7 +140,7 @@ def test_each_device_computes_its_share_and_all_find_what_one_finds(user, gpt2, 
         "submodules.refit",
         "evaluation",
         "tasks.scoring",
-        "early_exit.report",
+        "early_exit.curves",
         "linearity.measure",
         "peek.predictions",
     ):

@@ -10,8 +10,8 @@ import torch
 import jmat
 from experiments.pretraining.tokenizers import train_bpe, train_wordpiece
 from jmat.checkpoint import parameters, with_parameters
+from jmat.studies.verify.differences import SENTENCES, compare, format_report, make_batches, report_rows, verify
 from jmat.studies.verify.reference import load_reference
-from jmat.studies.verify.report import SENTENCES, compare, format_report, make_batches, report_rows, verify
 from tests import hf
 from tests.scripts import run
 

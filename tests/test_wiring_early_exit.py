@@ -10,7 +10,7 @@ from jmat.capture.activations import capture
 from jmat.data import Split
 from jmat.models.sites import stream_sites
 from jmat.studies.early_exit import study
-from jmat.studies.early_exit.report import saved_rows
+from jmat.studies.early_exit.curves import saved_rows
 from jmat.studies.early_exit.thresholds import Outcome, calibrate
 from tests.by_hand import Lab, compare, log_p, same
 from tests.inside import call, changed_model, text

@@ -9,8 +9,8 @@ from experiments.benchmarking.setup import Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
 from jmat.models.flops import block_flops
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS
-from jmat.studies.verify import report
-from jmat.studies.verify.report import Batch, SiteDifference
+from jmat.studies.verify import differences
+from jmat.studies.verify.differences import PaddedTokens, SiteDifference
 from tests.empty import empty_model
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
@@ -149,10 +149,10 @@ def compared(monkeypatch, off, rounding):
     unit = (logits[0] - logits[0].mean(-1, keepdims=True)).std()
     shifted = lambda by: logits + by * unit * (np.arange(8) == 0)  # noqa: E731
     values = {"reference": logits, "rounded": shifted(rounding)}
-    monkeypatch.setattr(report, "run_reference", lambda model, *_: {"embed": embed, "logits": values[model]})
-    monkeypatch.setattr(report, "run", lambda *_, **__: (None, {"embed": embed, "logits": shifted(off)}))
-    batch = Batch(np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
-    return report.compare(empty_model(), "reference", lambda: "rounded", [batch])
+    monkeypatch.setattr(differences, "run_reference", lambda model, *_: {"embed": embed, "logits": values[model]})
+    monkeypatch.setattr(differences, "run", lambda *_, **__: (None, {"embed": embed, "logits": shifted(off)}))
+    batch = PaddedTokens(np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
+    return differences.compare(empty_model(), "reference", lambda: "rounded", [batch])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_verdicts_at_their_thresholds(monkeypatch, off, rounding, verdict):
     assert found.sites[1].rounding == pytest.approx(rounding if off > 1e-4 else 0, rel=1e-6)
     assert found.first == ("logits" if verdict == "WRONG" else None)
     assert found.tokens == 4
-    rows = report.report_rows(found)
+    rows = differences.report_rows(found)
     assert {row["verdict"] for row in rows} == {verdict}
     assert [row["value"] for row in rows if row.get("site") == "logits"] == [
         found.sites[1].difference,
@@ -186,7 +186,7 @@ def test_a_difference_is_in_units_of_its_coordinate_but_no_less_than_the_median_
     expected = np.array([[3.0, 0.1, 1.0], [-3.0, 0.1, -1.0]])
     got = expected + np.array([[0.3, 0.0, 0.0], [0.0, 0.02, 0.0]])
     mask = np.ones((1, 2), bool)
-    wide = report._relative({"embed": got[None]}, {"embed": expected[None]}, mask)
+    wide = differences._relative({"embed": got[None]}, {"embed": expected[None]}, mask)
     assert wide["embed"] == pytest.approx(max(0.3 / 3, 0.02 / 1))
     assert SiteDifference("a", 1e-4, 0.0).explained
     assert not SiteDifference("a", 1.001e-4, 0.0).explained

@@ -20,7 +20,7 @@ from jmat.studies.fitting import ReadingSettings, tokens_read
 from jmat.studies.peek.study import without_gap
 from jmat.studies.settings import Subject
 from jmat.studies.verify import study as verify_study
-from jmat.studies.verify.report import Report, SiteDifference
+from jmat.studies.verify.differences import Report, SiteDifference
 from jmat.training.penalties import Regularizer
 from tests.inside import call, loaded, text
 from tests.test_reference import REFERENCE

@@ -26,7 +26,7 @@ from jmat.models.config import ModelConfig
 from jmat.models.flops import block_flops
 from jmat.models.sites import stream_sites
 from jmat.runtime.timing import Work, in_turn, seconds
-from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, top_words
+from jmat.studies.early_exit.curves import calibration_rows, curve_rows, saved_rows, top_words
 from jmat.studies.early_exit.rows import reading
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, exit_layers, outcome, paper_thresholds
 from jmat.studies.evaluation import evaluate, metric_rows

@@ -147,7 +147,7 @@ CHANGES = [
         "test_early_exit_rows.py test_early_exit.py test_numbers_on_paper.py",
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() >= level]",
         "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() <= level]",
         "the timed lambda is one that does not keep the level",
@@ -276,7 +276,7 @@ CHANGES = [
         "test_notes.py test_jumps.py",
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         "    rows = noted(quality_rows(sums, labels, seed=seed), predictions.note())",
         "    rows = noted(quality_rows(sums, labels, seed=seed), None)",
         "prune does not say that predictions do not depend on the text",
@@ -413,7 +413,7 @@ CHANGES = [
         "test_prune_figures.py test_prune.py",
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         'if "removed" in row and row["metric"] in _PANELS]',
         'if row.get("removed") and row["metric"] in _PANELS]',
         "the figure of prune lacks the whole model",
@@ -562,7 +562,7 @@ CHANGES = [
         "test_prune_figures.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "half = len(order) // 2  # no kind is at both ends",
         "half = 0",
         "a kind of token is among the least and the most linear ones",

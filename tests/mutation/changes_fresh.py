@@ -149,7 +149,7 @@ CHANGES = [
         "test_notes.py test_results.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "least, most = order[half:][::-1][:count], order[:half][:count]",
         "least, most = order[half:][:count], order[:half][:count]",
         "the least linear tokens begin in the middle",
@@ -169,14 +169,14 @@ CHANGES = [
         ),
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         '"value": float(lam), "n": fitted.hits.shape[1], "note": note}',
         '"value": float(lam), "n": n, "note": note}',
         "n of the calibrated lambda counts the sentences it is verified on",
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         '"step": len(of[0]), "layer": layer',
         '"step": len(of[0]) + 1, "layer": layer',
         "step of a score counts from 1",
@@ -497,7 +497,7 @@ CHANGES = [
         "test_counts.py test_wiring_units.py",
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         "lengths = positions + 1 if causal else whole",
         "lengths = whole",
         "timed sentences of causal models run to their end",
@@ -507,7 +507,7 @@ CHANGES = [
         ),
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "known = np.flatnonzero(often >= min(_OFTEN, often.max()))",
         "known = np.flatnonzero(often >= _OFTEN)",
         "short texts have no least linear tokens",
@@ -587,7 +587,7 @@ CHANGES = [
         "test_submodules.py test_kept.py test_counts.py test_wiring_parts.py test_intervals.py",
     ),
     Change(
-        "jmat/studies/verify/report.py",
+        "jmat/studies/verify/differences.py",
         "for part in (8, 3, 1)]",
         "for part in (8, 3)]",
         "verify never reads the whole text",

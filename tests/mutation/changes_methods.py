@@ -46,7 +46,7 @@ CHANGES = [
         "test_linearity.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         '    "linear_fit": "intrinsic_dimension_fit",\n    "public_code": "intrinsic_dimension_public_code",',
         '    "public_code": "intrinsic_dimension_fit",\n    "linear_fit": "intrinsic_dimension_public_code",',
         "two estimators under each other's metric",
@@ -88,7 +88,7 @@ CHANGES = [
         "test_prune.py",
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         'dict.fromkeys(row["blocks"] for row in rows)',
         'dict.fromkeys(str(row["removed"]) for row in rows)',
         "prune.png: ticks are numbers of blocks",

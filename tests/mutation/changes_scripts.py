@@ -637,21 +637,21 @@ CHANGES = [
         "test_timing.py",
     ),
     Change(
-        "jmat/studies/verify/report.py",
+        "jmat/studies/verify/differences.py",
         "FACTOR = 8.0",
         "FACTOR = 16.0",
         "twice the rounding is explained",
         _MEASURES,
     ),
     Change(
-        "jmat/studies/verify/report.py",
+        "jmat/studies/verify/differences.py",
         "if sites[-1].difference <= TOLERANCE else",
         "if sites[0].difference <= TOLERANCE else",
         "MATCH by the first site",
         _MEASURES,
     ),
     Change(
-        "jmat/studies/verify/report.py",
+        "jmat/studies/verify/differences.py",
         "np.maximum(each, np.median(each))",
         "each",
         "unit of a coordinate has no floor",
@@ -750,7 +750,7 @@ CHANGES = [
         _PLOTS,
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         "[key(readable(method, METHODS), _LOOKS[method]) for method in methods]",
         "[key(readable(method, METHODS), _LOOKS[methods[0]]) for method in methods]",
         "all methods have the first one's look in the legend",

@@ -125,14 +125,14 @@ _FIRST = [
         "test_cross_corpus.py test_plots.py test_wiring_rest.py",
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "found.adjusted(score), found.n, note=few",
         "found.adjusted(found.score), found.n, note=few",
         "the adjusted score without the residual is the one with it",
         _LINEARITY,
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "_OFTEN = 10",
         "_OFTEN = 2",
         "rare tokens are among the most linear ones",
@@ -160,7 +160,7 @@ _FIRST = [
         _JUMPS,
     ),
     Change(
-        "jmat/studies/prune/report.py",
+        "jmat/studies/prune/rows.py",
         "seen = lengths * (lengths + 1) / 2 if causal else lengths**2",
         "seen = lengths * (lengths - 1) / 2 if causal else lengths**2",
         "FLOPs: a token does not look at itself",
@@ -188,14 +188,14 @@ _FIRST = [
         _EXIT,
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         "1 - result.hits[k, odd].mean()",
         "1 - result.hits[k, even].mean()",
         "the disagreement is measured on the sentences of the calibration",
         _EXIT,
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         "for l in range(1, L) if l % check_every == 0}, words),",
         "for l in range(1, L)}, words),",
         "the timed cheap check looks at every layer",
@@ -592,7 +592,7 @@ _SECOND = [
         "test_library.py test_intervals.py",
     ),
     Change(
-        "jmat/studies/early_exit/report.py",
+        "jmat/studies/early_exit/curves.py",
         "split.starts[split.rows[:count]], split.lengths[split.rows[:count]]",
         "split.starts[:count], split.lengths[:count]",
         "timed examples are the first sentences, not those of the examples",
@@ -634,7 +634,7 @@ _SECOND = [
         _PRUNE,
     ),
     Change(
-        "jmat/studies/linearity/report.py",
+        "jmat/studies/linearity/rows.py",
         "whole = total(values) - off * n / N",
         "whole = total(values) - off",
         "resamples: the mean's part does not grow with the tokens",

@@ -30,7 +30,7 @@ from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, check_share, check_whole
-from jmat.studies.early_exit.report import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
+from jmat.studies.early_exit.curves import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
 from jmat.studies.evaluation import evaluate
 from jmat.studies.fitting import announce_ranks
 from jmat.studies.settings import Say, Settings, read_subject, report

@@ -1,6 +1,4 @@
-"""Linearity of every step and part of a model: the passes that measure it, and the rows
-and plots that tell of it.
-"""
+"""Measures how linear every step and every part of a model is, and draws it."""
 
 from jmat.studies.linearity.study import Options, check_comparable, figure_names, run
 

@@ -16,7 +16,7 @@ from jmat.report.names import PARTS, model_name, readable, short_paths
 from jmat.report.plots import plot_r2
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.linearity.report import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
+from jmat.studies.linearity.rows import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
 
 _SCORES = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
 # The three estimators often agree: lines that lie on each other are of different breadth, the broadest below.

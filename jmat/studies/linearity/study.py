@@ -26,7 +26,7 @@ from jmat.report.tables import format_table
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import plots
-from jmat.studies.linearity import report as rows_of
+from jmat.studies.linearity import rows as rows_of
 from jmat.studies.linearity.measure import Labels, Measured, measure, part_pairs, step_pairs
 from jmat.studies.settings import Say, Subject, read_subject, report
 

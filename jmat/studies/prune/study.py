@@ -27,7 +27,7 @@ from jmat.runtime.annotations import Keywords
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.prune.options import Options
 from jmat.studies.prune.plans import Pruned, Scored, Teacher, block_scores, prune
-from jmat.studies.prune.report import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
+from jmat.studies.prune.rows import METRICS, block_score_rows, plot_prune, pruned_rows, score_rows
 from jmat.studies.prune.stand_ins import Stretch
 from jmat.studies.prune.surgery import map_name, save_pruned
 from jmat.studies.settings import Say, Subject, read_subject, report

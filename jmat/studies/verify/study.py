@@ -16,7 +16,7 @@ from jmat.report.rows import Row
 from jmat.runtime.checks import check_choice
 from jmat.runtime.digests import model_hash
 from jmat.studies.settings import Say, Settings
-from jmat.studies.verify.report import SENTENCES, Report, format_report, report_rows, verify
+from jmat.studies.verify.differences import SENTENCES, Report, format_report, report_rows, verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ SENTENCES = (
 )
 
 
-class Batch(NamedTuple):
+class PaddedTokens(NamedTuple):
     """Holds token ids, and which of them are real."""
 
     tokens: np.ndarray  # int32 [B, T]
@@ -114,7 +114,7 @@ def verify(
     return compare(model, load("float32"), lambda: load(other), batches)
 
 
-def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | None = None) -> list[Batch]:
+def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | None = None) -> list[PaddedTokens]:
     """Returns texts of several lengths, padded on the right, padded on the left, and
     the longest alone.
 
@@ -134,22 +134,22 @@ def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | N
     rows = [row[: config.num_positions].astype(np.int32) for row in rows]
     longest = max(rows, key=len)
     right = np.stack([np.arange(longest.size) < row.size for row in rows])
-    batches = [Batch(longest[None], np.ones((1, longest.size), bool))]
+    batches = [PaddedTokens(longest[None], np.ones((1, longest.size), bool))]
     for mask in (right, right[:, ::-1]):
         tokens = np.zeros(mask.shape, np.int32)
         tokens[mask] = np.concatenate(rows)
-        batches.append(Batch(tokens, mask))
+        batches.append(PaddedTokens(tokens, mask))
     return batches
 
 
 def compare(
-    model: Transformer, reference: TorchModel, load_rounded: Callable[[], TorchModel], batches: Sequence[Batch]
+    model: Transformer, reference: TorchModel, load_rounded: Callable[[], TorchModel], batches: Sequence[PaddedTokens]
 ) -> Report:
     """Returns the verdict on a model, given the reference and how to load it in another
     precision, should that be needed.
     """
 
-    def theirs(torch_model: TorchModel, batch: Batch) -> dict[str, np.ndarray]:
+    def theirs(torch_model: TorchModel, batch: PaddedTokens) -> dict[str, np.ndarray]:
         return run_reference(torch_model, batch.tokens, batch.mask, batch.positions)
 
     differences: dict[str, float] = {}
