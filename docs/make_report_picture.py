@@ -1,7 +1,7 @@
-"""Makes docs/images/report.png, the beginning of the page that `experiments.report` writes, as a browser shows it.
+"""Makes docs/images/report.png, the beginning of a report as a browser shows it.
 
-python docs/make_report_picture.py            # some minutes on two CPU cores; needs chromium
-python docs/make_report_picture.py --runs=DIR # a run that is in DIR already is not made again
+python docs/make_report_picture.py            # some minutes; needs chromium
+python docs/make_report_picture.py --runs=DIR # a run that is in DIR is not made again
 """
 
 import argparse
@@ -21,7 +21,7 @@ _COLOURS = 128
 
 
 def make_run(root: pathlib.Path) -> pathlib.Path:
-    """Returns the page of the run in a folder called runs, and makes the run where it is not there."""
+    """Returns the page of a run, which is made where it is not there."""
     page = root / "report" / "report.html"
     if not page.is_file():
         subprocess.run([sys.executable, *COMMAND.split()[1:]], cwd=root.parent, check=True)
@@ -29,7 +29,11 @@ def make_run(root: pathlib.Path) -> pathlib.Path:
 
 
 def take_picture(page: pathlib.Path) -> Image.Image:
-    """Returns the beginning of a page, in few colours. Raises FileNotFoundError where there is no browser."""
+    """Returns the beginning of a page, in few colours.
+
+    Raises:
+      FileNotFoundError: there is no browser.
+    """
     browser = next((path for path in map(shutil.which, _BROWSERS) if path), None)
     if browser is None:
         raise FileNotFoundError(f"no browser: install one of {', '.join(_BROWSERS)}.")

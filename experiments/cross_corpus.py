@@ -1,4 +1,4 @@
-"""Measures how well linear shortcuts travel to other text, and how much text their fit takes.
+"""Measures how well linear shortcuts travel to other text, and how much text they take.
 
     python -m experiments.cross_corpus --model=gpt2 --corpora=docs,my_mails.txt --layers=2,4,6,8,10
     python -m experiments.cross_corpus --model=gpt2-docs --sizes=250,1000,4000

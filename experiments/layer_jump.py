@@ -1,4 +1,4 @@
-"""Measures the predictions of each layer, through a linear map (`mat`) and directly (`id`).
+"""Measures each layer's predictions, through a linear map (`mat`) and directly (`id`).
 
     python -m experiments.layer_jump --model=gpt2-docs
 

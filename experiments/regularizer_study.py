@@ -1,4 +1,4 @@
-"""Measures how a penalty on the stream's movement changes linearity, shortcuts and loss.
+"""Measures how a penalty on the stream's steps changes linearity, shortcuts and loss.
 
     python -m experiments.regularizer_study --pretrain='--layers=4 --width=96 --heads=4 --epochs=1'
     python -m experiments.regularizer_study --kinds=none,cosine --weights=0.1,0.5,2

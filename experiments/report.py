@@ -1,4 +1,4 @@
-"""Runs all studies of one model, and writes them on one page with a verdict on each claim.
+"""Runs all studies of one model: one page, with a verdict on each claim of the papers.
 
     python -m experiments.report --model=gpt2-docs
 

@@ -1,7 +1,8 @@
-"""Sends the figures of a finished run to TensorBoard or Weights & Biases: defines --track, and does what it says.
+"""Defines --track, and sends the figures of a finished run to a tracker.
 
-Each figure becomes a scalar named after its metric and its map, such as `precision@1/mat`, with the layer as step, and
-its interval two more, `…/low` and `…/high`. The settings go along. What is sent comes out of results.json alone.
+Each figure becomes a scalar named after its metric and its map, such as
+`precision@1/mat`, with the layer as step. Its interval becomes two more, `…/low` and
+`…/high`. The settings go along. All that is sent comes out of results.json.
 """
 
 import collections
@@ -44,7 +45,11 @@ class Point(NamedTuple):
 
 
 def chosen() -> tuple[str, ...]:
-    """Returns the tracker of --track, if there is one. Raises ValueError where its package is not installed."""
+    """Returns the tracker of --track, if there is one.
+
+    Raises:
+      ValueError: its package is not installed.
+    """
     name: str | None = flags.FLAGS["track"].value
     if name is None:
         return ()
@@ -55,7 +60,7 @@ def chosen() -> tuple[str, ...]:
 
 
 def send(claim: OutputFolder) -> str:
-    """Sends what a run has left in its output folder to the tracker of --track; returns a sentence about it.
+    """Sends the results in an output folder to a tracker, and returns a sentence on it.
 
     Raises:
       ValueError: the tracker failed; the run's files are not touched.
@@ -74,8 +79,8 @@ def send(claim: OutputFolder) -> str:
 def points(rows: Sequence[Row], study: str = "") -> list[Point]:
     """Returns the scalars of rows, by step.
 
-    A row without a layer, a number of removed blocks or a training step is numbered within its
-    name, in the order of results.json. Rows without a value are left out.
+    A row without a layer, a number of removed blocks or a training step is numbered
+    within its name, in the order of results.json. Rows without a value are left out.
 
     Args:
       rows: rows of results.json.
@@ -110,7 +115,7 @@ def _scalars(name: str, members: Sequence[tuple[Row, int | None]]) -> Iterator[P
 
 
 def _read(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Sequence[Row]]]:
-    """Returns the settings of a run, and its rows by study; a single study has no name."""
+    """Returns the settings of a run, and its rows by study ("" for a single one)."""
     single = folder / "results.json"
     content = read_json_object(single if single.exists() else folder / "report.json")
     about: dict[str, Any] = {

@@ -67,7 +67,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _blocks(model: Transformer) -> Iterator[_Part]:
-    """Yields a line for each stretch of blocks whose parameters have the same shapes."""
+    """Yields a line for each stretch of blocks with parameters of the same shapes."""
     alike: list[tuple[int, _Part]] = []
     for number, block in enumerate(model.blocks):
         part = _part("", block)
