@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+from jmat.report import results as module
 from jmat.report.axes import LayerLocator
 from jmat.report.compare import compare
 from jmat.report.drawing import BAND, WIDTHS, Layout, Panel, draw, save_figure
@@ -221,6 +222,29 @@ def test_results_are_saved_in_a_format_and_a_width(tmp_path):
     with pytest.raises(ValueError, match="width='wide' is not a width"):
         results().save(tmp_path / "new", width="wide")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("width", [None, "column", 5.0])
+def test_every_figure_is_drawn_in_the_width_and_saved_in_the_format_that_are_given(tmp_path, monkeypatch, kind, width):
+    drawn, saved, announced = [], [], []
+
+    def draw(content, **how):
+        drawn.append((content["experiment"], len(content["rows"]), how))
+        return len(drawn)
+
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: saved.append((figure, path)))
+    several = Results("mine", JUMPS, {}, figures={"one.png": draw, "two.png": draw}, files={("a.txt", "b.txt"): write})
+    names = several.save(tmp_path, figure_format=kind, width=width, before=announced.append)
+    assert drawn == [("mine", len(JUMPS), {"width": width})] * 2
+    assert saved == [(1, tmp_path / f"one.{kind}"), (2, tmp_path / f"two.{kind}")]
+    assert names == ["results.json", f"one.{kind}", f"two.{kind}", "a.txt", "b.txt"]
+    assert announced == ["a.txt", "b.txt", f"one.{kind}", f"two.{kind}"]
+
+
+def write(folder):
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(name)
 
 
 def test_notebooks_show_a_figure():

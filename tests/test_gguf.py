@@ -11,7 +11,7 @@ import torch
 
 import jmat
 from jmat import checkpoint
-from jmat.checkpoint import load_model
+from jmat.checkpoint import gguf_files, load_model
 from tests import families, hf
 from tests.memory import peak_of
 
@@ -238,3 +238,40 @@ def test_a_split_file_says_what_to_do(llama, tmp_path):
     write(llama, tmp_path / "renamed.gguf", metadata=[("split.count", 3), ("split.no", 1)])
     with pytest.raises(ValueError, match="is part 2 of 3 of a split"):
         load_model(tmp_path / "renamed.gguf")
+
+
+# What llama.cpp's files say → what config.json says; each number is its own.
+FIELDS = {
+    "context_length": ("max_position_embeddings", 2049),
+    "embedding_length": ("hidden_size", 65),
+    "block_count": ("num_hidden_layers", 3),
+    "feed_forward_length": ("intermediate_size", 130),
+    "attention.head_count": ("num_attention_heads", 9),
+    "attention.head_count_kv": ("num_key_value_heads", 4),
+    "attention.key_length": ("head_dim", 16),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", 1e-5),
+    "rope.freq_base": ("rope_theta", 500000.0),
+}
+SCALING = {
+    "rope.scaling.type": ("rope_type", "yarn"),
+    "rope.scaling.factor": ("factor", 4.0),
+    "rope.scaling.original_context_length": ("original_max_position_embeddings", 512),
+    "rope.scaling.attn_factor": ("attention_factor", 1.5),
+    "rope.scaling.yarn_beta_fast": ("beta_fast", 31.0),
+    "rope.scaling.yarn_beta_slow": ("beta_slow", 2.0),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma"])
+def test_every_field_of_the_header_has_its_own_name_in_the_config(family, tmp_path):
+    metadata = {"general.architecture": family, "general.name": "x"}
+    metadata |= {f"{family}.{name}": value for name, (_, value) in (FIELDS | SCALING).items()}
+    shapes = {"model.embed_tokens.weight": (77, 65), "lm_head.weight": (77, 65)}
+    found = gguf_files._config(tmp_path / "x.gguf", metadata, shapes)
+    scaling = found.pop("rope_scaling")
+    assert scaling == dict(SCALING.values())
+    wanted = {"model_type": family, "vocab_size": 77, "tie_word_embeddings": False, **dict(FIELDS.values())}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found.get("attention_bias") == (None if family == "qwen2" else False)
+    tied = gguf_files._config(tmp_path / "x.gguf", metadata, {"model.embed_tokens.weight": (77, 65)})
+    assert tied["tie_word_embeddings"] is True

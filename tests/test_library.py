@@ -22,6 +22,7 @@ from jmat.report.results import read_results
 from jmat.studies import layer_jump
 from jmat.studies.settings import Settings, read_subject
 from tests.inside import text
+from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
 
 
@@ -219,6 +220,13 @@ def test_evaluate_compares_with_the_whole_model(loaded, texts):
         assert row["value"] == pytest.approx(np.mean(hits[name]), abs=1.5 / len(hits[name]))
         assert row["low"] < row["value"] < row["high"]
         assert found[name, "surprisal"]["value"] == pytest.approx(np.mean(nats[name]), rel=1e-3)
+        for metric, each, of_row in (("surprisal", nats, 0), ("perplexity", next_nats, 1)):
+            groups = np.repeat(np.arange(20), [len(row) - of_row for row in tokens_of(tokenizer, texts[:20])])
+            values = np.array(each[name])
+            ends = np.array(by_hand(lambda drawn, values=values: values[drawn].mean(), groups, seed=0))
+            ends = np.exp(ends) if metric == "perplexity" else ends  # over whole texts
+            row = found[name, metric]
+            assert [row["low"], row["high"]] == pytest.approx(ends.tolist(), rel=2e-3)
         assert found[name, "perplexity"]["value"] == pytest.approx(np.exp(np.mean(next_nats[name])), rel=1e-3)
         assert found[name, "perplexity"]["n"] == len(next_nats[name])
     assert "precision@1" in results.table()

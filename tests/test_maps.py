@@ -117,6 +117,15 @@ def test_maps_of_another_model_are_refused(saved, options, message):
         read_maps(saved, **options)
 
 
+@pytest.mark.parametrize("shape", [(4, 8), (8, 4), (8, 8)])
+def test_maps_from_or_to_another_width_are_refused(tmp_path, shape):
+    save_maps(
+        tmp_path, {"mat.0.1": Linear(np.ones((4, 4), np.float32)), "mat.0.2": Linear(np.ones(shape, np.float32))}, INFO
+    )
+    with pytest.raises(ValueError, match=rf"'mat.0.2' in .* is \({shape[0]}, {shape[1]}\); this model needs \(4, 4\)"):
+        read_maps(tmp_path, width=4)
+
+
 @pytest.mark.parametrize("name", ["maps.safetensors", "maps.json"])
 @pytest.mark.parametrize("keep", [0, 40, -1])
 def test_truncated_file_is_one_clear_sentence(saved, name, keep):

@@ -115,6 +115,7 @@ def test_cross_entropy_and_perplexity():
     np.testing.assert_allclose(nats, -np.log([[0.25, 0.8]]), rtol=1e-6)
     assert perplexity(nats) == pytest.approx(1 / np.sqrt(0.25 * 0.8))
     assert perplexity(np.array([1.0, np.nan]), np.array([1.0, 0.0])) == pytest.approx(np.e)
+    assert perplexity(np.array([1.0, 2.0, 4.0]), np.array([3.0, 0.5, 1.0])) == pytest.approx(np.exp(8 / 4.5))
     with pytest.raises(ValueError, match="1 of 2 cross entropies are NaN"):
         perplexity(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="no cross entropies"):
