@@ -1,4 +1,4 @@
-"""Measures the cost of linear maps in place of attention, feed-forward, norms or blocks.
+"""Measures the cost of linear maps in place of attention, feed-forward, norms, blocks.
 
     python -m experiments.submodule_ablation --model=gpt2-docs
 

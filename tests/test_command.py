@@ -53,7 +53,7 @@ def test_descriptions_begin_with_a_verb():
         assert verb in ("Checks", "Compares", "Measures", "Runs", "Shows", "Trains"), name
         assert len(rest) > 4, name
         assert description.endswith("."), name
-        assert len(description) <= 100, name
+        assert len(description) <= 85, name
 
 
 @pytest.mark.parametrize("arguments", [["jmat"], ["jmat", "--version"], ["experiments.layer_jump", "--help"]])
