@@ -10,16 +10,14 @@ from typing import Any, NoReturn, TextIO
 
 import absl.logging
 from absl import app, flags
-from matplotlib.figure import Figure
 
 from experiments import figure_flags, tracking
 from experiments.children import end_with_parent
 from experiments.help import asks_for_help, print_help
 from experiments.streams import lasting_streams
-from jmat.report.drawing import save_figure
 from jmat.report.notes import format_notes
 from jmat.runtime import hosts
-from jmat.runtime.errors import NothingToDrawError, printable, sentence
+from jmat.runtime.errors import printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
 from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 
@@ -72,19 +70,6 @@ def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints every note of the rows once: which figures have no value, or mean less than they seem to."""
     for line in format_notes(rows):
         print(line)
-
-
-def drawn(path: pathlib.Path, draw: Callable[..., Figure], results: Mapping[str, Any], *given: Any, **how: Any) -> str:
-    """Draws a figure from results, as wide as --figure_width says; returns its name for the list of files.
-
-    Says why there is no figure where there is nothing to draw; the name is then empty.
-    """
-    try:
-        save_figure(draw(results, *given, width=flags.FLAGS.figure_width, **how), path)
-    except NothingToDrawError as error:
-        say(f"{path.name} is left out: {error}")
-        return ""
-    return f", {path.name}"
 
 
 def with_flags(message: str) -> str:

@@ -12,6 +12,7 @@ from absl import flags
 from experiments import cli, figure_flags, text_flags, tracking
 from experiments.cli import own_flags, say
 from experiments.text_flags import check_text_flags, describe_source, describe_text, prepare_examples
+from jmat.capture.reading import mask_token_of
 from jmat.capture.snapshots import discard
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
@@ -22,7 +23,7 @@ from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
 from jmat.runtime.names import PREFIX
-from jmat.studies.settings import Settings
+from jmat.studies.settings import Settings, check_head
 
 flags.adopt_module_key_flags(text_flags)
 flags.DEFINE_string(
@@ -69,7 +70,6 @@ class Job:
     claim: OutputFolder | None  # on its output folder; of several processes only the first has one
     model: Any
     tokenizer: Any
-    mask_token: int | None
     source: str  # of the examples: a prepared file or a corpus
 
     def path(self, name: str) -> pathlib.Path:
@@ -188,15 +188,12 @@ def start(
     ignore = tuple(FLAGS.ignore_config)
     how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
     model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **how)
-    if needs_head and model.head is None:
-        raise ValueError(f"{FLAGS.model} has no language-model head; this experiment needs its predictions.")
-    masked = not model.config.causal
-    mask_token = getattr(tokenizer, "mask_token_id", None)
-    if masked and mask_token is None:
-        raise ValueError(f"{FLAGS.model} is a masked model, and its tokenizer has no mask token.")
+    if needs_head:
+        check_head(model)
+    mask_token_of(model, tokenizer)  # or raises
     settings.check(model.config)
     source = FLAGS.examples or FLAGS.corpus
-    job = Job(experiment, config, out, claimed, model, tokenizer, mask_token if masked else None, source)
+    job = Job(experiment, config, out, claimed, model, tokenizer, source)
     check_same_weights(FLAGS.model, lambda: job.model_hash)
     return job
 

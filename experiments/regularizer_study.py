@@ -17,18 +17,20 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Unpack
 
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments import cli, figure_flags, tracking
 from experiments.figure_flags import figure_file
 from experiments.pretraining.reported import BY_LAYER, MEASURES, reported
 from experiments.steps import step
+from jmat.report.drawing import Drawing, titled
 from jmat.report.plots import plot_by_layer
-from jmat.report.results import write_results
-from jmat.report.tables import format_table
+from jmat.report.results import Content, Results
+from jmat.report.tables import Row, format_table
 from jmat.runtime.folders import check_output_folder, output_path
 from jmat.training.penalties import KINDS
 
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> None:
         check_flags(experiment, given)
     config = {flag.name: flag.value for flag in (_KINDS, _WEIGHTS, _PRETRAIN, _MEASURE)}
     claim = cli.claim_folder(out, "regularizer_study", config, writes=(figure_file(FIGURE),), overwrite=overwrite)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     hashes: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     for (kind, weight), folder in folders.items():
@@ -88,18 +90,28 @@ def main(argv: list[str]) -> None:
             )
             rows += reported(name, measured, wanted)
             hashes[name], texts[f"{experiment} {name}"] = measured.get("model_hash"), measured.get("text")
-    results = write_results(out, "regularizer_study", config, rows, model_hash=hashes, text=texts)
-    how: dict[str, Any] = {"names": {"none": "no penalty"}, "title": "the same model under different penalties"}
-    figure = cli.drawn(claim.path(figure_file(FIGURE)), plot_by_layer, results, BY_LAYER, **how)
-    for metric in BY_LAYER:
-        print(format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)))
+    results = Results("regularizer_study", rows, config, hashes, texts, figures={FIGURE: plot}, tables=table)
+    look: dict[str, Any] = {"figure_format": flags.FLAGS.figure_format, "width": flags.FLAGS.figure_width}
+    written = results.save(out, before=claim.path, say=cli.say, **look)
+    print(results.table())
+    print(f"wrote {out}/{', '.join(written)}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns the figures by layer, a table for each metric, and below them those of whole models."""
+    tables = [format_table(rows, index="layer", columns=("metric", "map"), metrics=(metric,)) for metric in BY_LAYER]
     wide = max(len(row["map"]) for row in rows)
     for row in rows:
         if "layer" not in row:
             value = "-" if row["value"] is None else f"{row['value']:.4f}"
-            print(f"{row['map']:<{wide}}  {row['metric']:<18}{value}")
-    cli.print_notes(rows)
-    print(f"wrote {out}/results.json{figure}")
+            tables.append(f"{row['map']:<{wide}}  {row['metric']:<18}{value}")
+    return "\n".join(tables)
+
+
+def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws the figures by layer, a panel for each metric, and a curve for each penalty."""
+    title = titled(drawing, "the same model under different penalties")
+    return plot_by_layer(results, BY_LAYER, names={"none": "no penalty"}, **title)
 
 
 def variants(kinds: list[str], weights: list[str]) -> Iterator[tuple[str, float]]:

@@ -247,7 +247,7 @@ def test_a_masked_model_is_evaluated_under_its_mask(texts):
     full, short = (jmat.logits(model, acts[f"block.{i}"]).argmax(-1) for i in (L - 1, 0))
     row = next(row for row in results.rows if row["metric"] == "precision@1")
     assert (row["value"], row["n"]) == (pytest.approx(float((full == short).mean()), abs=0.02), split.num_examples)
-    with pytest.raises(ValueError, match="give tokenizer="):
+    with pytest.raises(ValueError, match="needs a tokenizer"):
         jmat.evaluate(model, split, {"id": jmat.Shortcut(1, L, jmat.Identity())})
 
 

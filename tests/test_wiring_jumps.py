@@ -92,7 +92,7 @@ def test_all_tokens_are_fitted_on_where_that_is_asked_for(route):
     check_maps(outcome, lab, [lab.layers], lab.every_token)
     assert outcome.maps[1].n == len(lab.every_token[0]) == (lab.examples.fit.lengths - 2).clip(0).sum()
     assert outcome.maps[1].protocol == "jmat, all tokens, skip_first=2"
-    assert f"route {route}, as --route says" in outcome.said
+    assert f"route {route}, as asked for" in outcome.said
 
 
 def test_layer_jump_draws_and_prints_its_own_figures(lab):

@@ -55,7 +55,7 @@ def test_settings_of_a_study_are_the_flags_of_their_names(tmp_path):
     with loaded("layer_jump") as script:
         given = ("--seed=4", "--targets=final", "--route=memory", "--intercept", "--snapshot_every=0")
         flags.FLAGS(["experiments.layer_jump", *given])
-        job = script.common.Job("layer_jump", {}, tmp_path, None, None, None, None, "docs")
+        job = script.common.Job("layer_jump", {}, tmp_path, None, None, None, "docs")
         found = job.options(layer_jump.Options)
         flags.FLAGS(["experiments.layer_jump", "--snapshot_every=7"])
         kept = job.options(layer_jump.Options)

@@ -27,7 +27,8 @@ def mask_token_of(model: Transformer, tokenizer: Tokenizer | None) -> int | None
         return None
     mask_token = special_id(tokenizer, "mask")
     if mask_token is None:
-        raise ValueError("the model is a masked model: give tokenizer=, which has to know its mask token.")
+        name = model.name or "the model"
+        raise ValueError(f"{name} is a masked model, and needs a tokenizer (tokenizer=) that has a mask token.")
     return mask_token
 
 

@@ -170,7 +170,7 @@ def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
 def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
     """Returns the route of the settings, or for `auto` the better one, and prints it with the reason."""
     if settings.route != "auto":
-        subject.announce(f"route {settings.route}, as --route says")
+        subject.announce(f"route {settings.route}, as asked for")
         return settings.route
     split, config = subject.examples.fit, subject.model.config
     if settings.fit_tokens == "sampled":

@@ -368,8 +368,8 @@ CHANGES = [
     ),
     Change(
         "experiments/common.py",
-        "if needs_head and model.head is None:",
-        "if not needs_head and model.head is None:",
+        "    if needs_head:\n        check_head(model)\n    mask",
+        "    if not needs_head:\n        check_head(model)\n    mask",
         "a model without a head is refused by the wrong experiments",
         "test_counts.py test_wiring_units.py",
     ),

@@ -98,9 +98,9 @@ CHANGES = [
         "test_wiring_jumps.py test_wiring_measures.py",
     ),
     Change(
-        "experiments/common.py",
-        "mask_token if masked else None, source)",
-        "None, source)",
+        "jmat/studies/settings.py",
+        "Subject(model, examples, tokenizer, mask_token, say",
+        "Subject(model, examples, tokenizer, None, say",
         "masked models read positions unmasked",
         _JUMPS,
     ),

@@ -111,7 +111,7 @@ def run(
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, split, every = model.config.layers, subject.examples.eval, options.check_every
     if every >= L:
-        subject.announce(f"with --check_every={every} the cheap check never looks: the model has {L} blocks")
+        subject.announce(f"the cheap check never looks: it is asked for every {every} blocks, and the model has {L}")
     sites = stream_sites(L)
     fit, held_out = subject.capture_both(sites)
     streams = [fit[site] for site in sites]
