@@ -41,7 +41,9 @@ _WORDS = (
 _COUNT = itertools.count()
 NOTE = "a note on what is predicted"  # stands in every run in place of the note on predictions that are all alike
 # Scripts whose rows hold one model's predictions against another's, or against the text.
-_PREDICT = "layer_jump submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
+_PREDICT = (
+    "layer_jump map_zoo submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
+)
 _OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of some rows only, or of none
 
 

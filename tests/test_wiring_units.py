@@ -225,7 +225,7 @@ def test_maps_say_how_their_positions_were_chosen(monkeypatch, given, said):
         assert script.common.Job._protocol(job) == said
 
 
-NEED_HEADS = {"layer_jump", "submodule_ablation", "early_exit", "peek", "cross_corpus", "prune", "probe"}
+NEED_HEADS = {"layer_jump", "map_zoo", "submodule_ablation", "early_exit", "peek", "cross_corpus", "prune", "probe"}
 
 
 @pytest.mark.parametrize("name", [*sorted(NEED_HEADS), "r2", "linearity"])

@@ -17,6 +17,7 @@ from jmat.maps.compact import Map, quantised
 from jmat.maps.regression import Regression
 
 INT8 = "+int8"
+IDENTITY = "id"
 MAT, AFFINE = "mat", "affine"  # least squares without and with an intercept
 Parameter = int | float | str | None
 
@@ -71,7 +72,7 @@ def _whole(text: str) -> int:
 
 
 KINDS: dict[str, Entry] = {
-    "id": Entry(closed_forms.identity, _none, "id", is_square=True),
+    IDENTITY: Entry(closed_forms.identity, _none, IDENTITY, is_square=True),
     "mean": Entry(closed_forms.constant, _none, "mean"),
     MAT: Entry(closed_forms.linear, _none, MAT),
     AFFINE: Entry(closed_forms.affine, _none, AFFINE),

@@ -18,10 +18,8 @@ Four choices keep the answer, and its price (errors are relative, against float6
   its columns scaled (`jmat.maps.conditioning`).
 """
 
-import concurrent.futures
 import dataclasses
 import functools
-import os
 from collections.abc import Iterator, Sequence
 from typing import TypedDict, Unpack
 
@@ -31,13 +29,11 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
-from threadpoolctl import threadpool_limits
 
 from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
 from jmat.runtime.annotations import Leaf
-from jmat.runtime.precision import allows_float64, float64
-
-MOST_AT_ONCE = 8  # sources that `factorise_each` works on
+from jmat.runtime.precision import float64
+from jmat.runtime.threads import in_threads
 
 
 @functools.partial(
@@ -165,22 +161,9 @@ def factorise_each(
 ) -> Iterator["Factors"]:
     """Applies `factorise` to several sources, in their order; takes its keywords.
 
-    On CPUs as many at a time as there are cores (up to `MOST_AT_ONCE`), each in one
-    thread: LAPACK's own threads make a QR little faster than one does, and many times
-    slower where the cores have other work.
+    Several at a time, on CPUs each in one thread (`jmat.runtime.threads`).
     """
-    wide = allows_float64()  # a setting of this thread, which others do not inherit
-
-    def work(X: Array | np.ndarray) -> Factors:
-        with float64(wide):
-            return jax.block_until_ready(factorise(X, **settings))
-
-    workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
-    for start in range(0, len(sources), workers):
-        group = sources[start : start + workers]
-        with threadpool_limits(1, user_api="blas"), concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
-            factors = list(pool.map(work, group))
-        yield from factors
+    return in_threads(functools.partial(factorise, **settings), sources)
 
 
 @jax.tree_util.register_dataclass

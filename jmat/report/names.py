@@ -28,7 +28,9 @@ MAPS = {
     "tuned": "tuned lens",
     "jacobian": "Jacobian lens",
     "mlp": "one hidden layer",
-    "mean": "mean",
+    "mean": "mean of the target",
+    "njtc": "low-rank map, standardised",
+    "one_jump": "one low-rank map for all layers",
 }
 # Between layers below the last one there are no logits: `id` is the stream itself.
 STREAMS = MAPS | {"id": "identity"}
@@ -48,8 +50,11 @@ METRICS = {
 def readable(code: str, names: Mapping[str, str] = MAPS) -> str:
     """Returns the words for a code name, and a name that has none as it is.
 
-    A number behind a colon is kept: `rank:64` is "low-rank map 64".
+    A number behind a colon is kept: `rank:64` is "low-rank map 64". `+int8` behind it is
+    named, too.
     """
+    if code.endswith("+int8"):
+        return f"{readable(code.removesuffix('+int8'), names)}, int8"
     if code in names:
         return names[code]
     base, colon, number = code.partition(":")

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
+from jmat.capture.moments import Moments
 from jmat.capture.snapshots import Snapshots
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.checkpoint import parameters
@@ -144,20 +145,28 @@ def fit_layers(
     Returns:
       Maps by source and target layer, and the number of tokens that they were fitted on.
     """
-    L, split = subject.model.config.layers, as_read(subject, settings.fit_tokens).fit
     how: dict[str, Any] = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
+    statistics = read_statistics(subject, settings, targets)
+    if isinstance(statistics, Moments):
+        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **how)
+    else:
+        maps, solutions = fit_jumps(statistics, **how)
+    announce_ranks(subject, solutions)
+    return maps, solutions[0].n
+
+
+def read_statistics(subject: Subject, settings: FitSettings, targets: str) -> Moments | list[Float[ndarray, "N D"]]:
+    """Returns the streams h_0 .. h_L at the tokens to fit on, or the moments of their
+    pairs, as the route has it. All hosts take part.
+    """
+    L, split = subject.model.config.layers, as_read(subject, settings.fit_tokens).fit
     if _route(subject, settings, targets) == "streaming":
         batches = sentence_batches(subject, split, settings.fit_tokens, settings)
         bar, kept = subject.bar("read fit"), snapshots(subject, settings)
-        moments = stream_moments(subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar)
-        maps, solutions = fit_jumps_to_moments(moments, L, **how)
-    else:
-        if settings.fit_tokens == "all":
-            split = split.with_examples(tokens_read(subject, split, "all", settings))
-        streams = subject.capture(split, stream_sites(L), progress=subject.bar("capture fit"))
-        maps, solutions = fit_jumps(list(streams.values()), **how)
-    announce_ranks(subject, solutions)
-    return maps, solutions[0].n
+        return stream_moments(subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar)
+    if settings.fit_tokens == "all":
+        split = split.with_examples(tokens_read(subject, split, "all", settings))
+    return list(subject.capture(split, stream_sites(L), progress=subject.bar("capture fit")).values())
 
 
 def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:

@@ -2,7 +2,7 @@
 summed.
 """
 
-from jmat.maps.least_squares import MOST_AT_ONCE
+from jmat.runtime.threads import MOST_AT_ONCE
 
 # So many bytes are always fine for activations.
 FINE = 4e9
