@@ -35,6 +35,7 @@ from jmat.models.config import ModelConfig
 from jmat.runtime.annotations import JsonObject
 from jmat.runtime.errors import readable_errors
 from jmat.runtime.json_files import read_json_object
+from jmat.runtime.transformers_package import transformers_package
 
 # Glob patterns of all files that a tokenizer may consist of.
 TOKENIZER_FILES = (
@@ -137,8 +138,7 @@ def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, name: str)
 
 
 def _from_tokenizer_json(folder: pathlib.Path) -> Tokenizer:
-    import transformers  # here, because it takes seconds to import
-
+    transformers = transformers_package()  # before any part of it is imported
     try:
         names: dict[str, Any] = _names_by_class(folder)
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
@@ -240,9 +240,8 @@ def _named_model(file: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _by_class(folder: pathlib.Path, **options: str) -> Tokenizer:
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    auto = transformers_package().AutoTokenizer
+    return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
 def _config(path: pathlib.Path, most_bytes: int = 1 << 24) -> JsonObject:

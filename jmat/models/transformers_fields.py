@@ -4,6 +4,8 @@ it computes.
 
 import functools
 
+from jmat.runtime.transformers_package import transformers_package
+
 # Read by code of transformers that all models share, or by a model's own code, though no config class declares them; or
 # popped from config.json before its class sees it. `tests/test_foreign_fields.py` holds this list against the source of
 # the installed transformers.
@@ -32,7 +34,5 @@ def known_to_transformers(model_type: str) -> frozenset[str]:
     Imports transformers, which takes seconds where torch is installed: only asked where
     a config.json holds a field that jmat does not know.
     """
-    import transformers
-
-    config = transformers.CONFIG_MAPPING[model_type]
+    config = transformers_package().CONFIG_MAPPING[model_type]
     return frozenset({*dir(config), *config.attribute_map, *READ_UNDECLARED})
