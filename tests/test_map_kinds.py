@@ -137,7 +137,7 @@ TYPES |= dict.fromkeys(("rank", "rank_logit", "njtc", "one_jump"), LowRank)
 
 
 def test_every_closed_form_is_tested():
-    assert {text.partition(":")[0] for text in ORACLES} == set(KINDS)
+    assert {text.partition(":")[0] for text in ORACLES} == {name for name, entry in KINDS.items() if entry.fit}
 
 
 @pytest.mark.parametrize("route", ["stored", "streamed"])

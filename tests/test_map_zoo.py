@@ -235,6 +235,7 @@ def test_the_table_has_means_costs_and_layers(results):
         ({"kinds": []}, "no kind of map is named"),
         ({"intercept": True}, "each kind has an intercept or none"),
         ({"route": "disk"}, "route='disk'"),
+        ({"route": "streaming"}, "route='streaming' stores no activations, on which kind 'tuned' is trained"),
     ],
 )
 def test_settings_are_checked_before_anything_is_read(given, message):
@@ -257,12 +258,12 @@ def test_settings_are_checked_against_the_model(gpt2, gpt2_examples, given, mess
 @pytest.mark.slow
 def test_a_masked_model_and_the_clock(bert, bert_examples):
     tokenizer = jmat.load(REFERENCE / "bert")[1]
-    options = map_zoo.Options(kinds=("mat", "rank_logit:8", "hadamard"), layers=(1,), clock=True)
+    options = map_zoo.Options(kinds=("mat", "rank_logit:8", "hadamard", "tuned"), layers=(1,), clock=True)
     found = map_zoo.run(bert, bert_examples, options, tokenizer=tokenizer)
     logit, mat = (one(found.rows, map=kind, layer=1, metric="kl")["value"] for kind in ("rank_logit:8", "mat"))
-    assert 0 < mat < logit
+    assert 0 < one(found.rows, map="tuned", layer=1, metric="kl")["value"] < mat < logit
     seconds = {row["map"]: row["value"] for row in found.rows if row["metric"] == "fit_seconds"}
-    assert seconds.keys() == {"mat", "rank_logit:8", "hadamard"}
+    assert seconds.keys() == {"mat", "rank_logit:8", "hadamard", "tuned"}
     assert all(value > 0 for value in seconds.values())
     assert "fit_seconds" in found.table()
 

@@ -12,8 +12,9 @@ from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split, mask_positions
 from jmat.data.reading import every_token
 from jmat.maps.compact import Map, quantised
-from jmat.maps.kinds import AFFINE, MAT, Kind, fit_kind, parse_kind
+from jmat.maps.kinds import AFFINE, MAT, Kind, fit_kind, parse_kind, train_kind
 from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.lens import Lesson
 from jmat.maps.metric import head_metric
 from jmat.maps.plain import SOLVERS, plain_lstsq
 from jmat.maps.regression import Regression, pair_moments
@@ -78,7 +79,7 @@ def fit_map(
         predicts, as in `jmat.evaluate`: every token for a causal model; for a masked
         one, one of each text under its mask, drawn by `seed`. `all`: every token,
         unmasked.
-      seed: draws the masked positions.
+      seed: draws the masked positions, and the order in which a kind is trained.
       intercept: fit `y = x @ W + b` instead of `y = x @ W`, as `kind="affine"` does.
       kind: of the map, such as `ridge:1e-2`, `rank:64`, `diag` or `mat+int8`
         (`jmat.maps.kinds`).
@@ -108,11 +109,13 @@ def fit_map(
     if wanted.name in (MAT, AFFINE):
         solve = lstsq if solver == "qr" else plain_lstsq
         solution = solve(X, Y, intercept=intercept or wanted.name == AFFINE)
-        stand_in: Map = Linear(solution.weights, solution.bias)
-        return Fit(quantised(stand_in) if wanted.int8 else stand_in, solution, sites[0], sites[1], str(wanted))
-    metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head else None
+        linear = Linear(solution.weights, solution.bias)
+        return Fit(quantised(linear) if wanted.int8 else linear, solution, sites[0], sites[1], str(wanted))
+    metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head and wanted.entry.fit else None
     pair = Regression(pair_moments(X, Y), metric)
-    return Fit(fit_kind(wanted, pair), pair.solution(), sites[0], sites[1], str(wanted))
+    is_trained = wanted.entry.train is not None
+    stand_in = train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(wanted, pair)
+    return Fit(stand_in, pair.solution(), sites[0], sites[1], str(wanted))
 
 
 def _check_kind(kind: Kind, model: Transformer, sites: Sequence[str], intercept: bool, solver: str) -> None:

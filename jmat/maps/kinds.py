@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jmat.maps import closed_forms
+from jmat.maps import closed_forms, lens
 from jmat.maps.closed_forms import AUTO
 from jmat.maps.compact import Map, quantised
+from jmat.maps.lens import Lesson
 from jmat.maps.regression import Regression
 
 INT8 = "+int8"
@@ -27,19 +28,25 @@ class Entry:
     """Says how the maps of one name are fitted.
 
     Attributes:
-      fit: returns the map of one pair's moments, given the parameter.
+      fit: returns the map of one pair's moments, given the parameter; None for a kind
+        that is trained.
       parse: returns the parameter from its text, "" for none; raises ValueError with
         what it expects.
       example: how the kind is written.
+      train: returns the map that is trained on stored activations, given the parameter;
+        None for a closed form.
+      is_rank: the parameter is a rank, which the width bounds.
       needs_head: the fit reads the model's head.
       is_pooled: one map serves all source layers; it is fitted to the moments of all
         together.
       is_square: source and target must be equally wide.
     """
 
-    fit: Callable[[Regression, Any], Map]
+    fit: Callable[[Regression, Any], Map] | None
     parse: Callable[[str], Parameter]
     example: str
+    train: Callable[[Lesson, Any], Map] | None = None
+    is_rank: bool = False
     needs_head: bool = False
     is_pooled: bool = False
     is_square: bool = False
@@ -81,10 +88,12 @@ KINDS: dict[str, Entry] = {
     "orthogonal": Entry(closed_forms.orthogonal, _none, "orthogonal"),
     "diag": Entry(closed_forms.diagonal, _none, "diag", is_square=True),
     "hadamard": Entry(closed_forms.hadamard, _none, "hadamard", is_square=True),
-    "rank": Entry(closed_forms.low_rank, _whole, "rank:64"),
-    "rank_logit": Entry(closed_forms.low_rank_logits, _whole, "rank_logit:64", needs_head=True),
-    "njtc": Entry(closed_forms.standardised, _whole, "njtc:8"),
-    "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_pooled=True),
+    "rank": Entry(closed_forms.low_rank, _whole, "rank:64", is_rank=True),
+    "rank_logit": Entry(closed_forms.low_rank_logits, _whole, "rank_logit:64", is_rank=True, needs_head=True),
+    "njtc": Entry(closed_forms.standardised, _whole, "njtc:8", is_rank=True),
+    "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_rank=True, is_pooled=True),
+    "tuned": Entry(None, _none, "tuned", lens.tuned, needs_head=True),
+    "mlp": Entry(None, _whole, "mlp:64", lens.hidden, needs_head=True),
 }
 
 
@@ -103,7 +112,7 @@ class Kind:
     int8: bool = False
 
     def __str__(self) -> str:
-        shown = "" if self.parameter in (None, AUTO) else f":{self.parameter:g}"
+        shown = "" if self.parameter in (None, AUTO) else f":{self.parameter}"
         return f"{self.name}{shown}{INT8 if self.int8 else ''}"
 
     @property
@@ -121,7 +130,7 @@ class Kind:
         if self.entry.is_square and source != target:
             raise ValueError(f"kind {str(self)!r} keeps the width, and the sites are {source} and {target} wide.")
         widest = min(source, target)
-        if isinstance(self.parameter, int) and self.parameter > widest:
+        if self.entry.is_rank and isinstance(self.parameter, int) and self.parameter > widest:
             raise ValueError(
                 f"kind {str(self)!r} has rank {self.parameter}, above the width {widest} of the maps: give a rank of "
                 f"at most {widest}."
@@ -173,6 +182,20 @@ def fit_kind(kind: Kind, pair: Regression) -> Map:
         head where one is needed.
     """
     kind.check_width(len(pair.x_mean), len(pair.y_mean))
+    if kind.entry.fit is None:
+        raise ValueError(f"kind {str(kind)!r} is trained on stored activations, not fitted to their moments.")
     pair.check()
     stand_in = kind.entry.fit(pair, kind.parameter)
+    return quantised(stand_in) if kind.int8 else stand_in
+
+
+def train_kind(kind: Kind, lesson: Lesson) -> Map:
+    """Returns the map of a kind that is trained.
+
+    Raises:
+      ValueError: the kind has a closed form.
+    """
+    if kind.entry.train is None:
+        raise ValueError(f"kind {str(kind)!r} has a closed form: fit_kind finds it from moments.")
+    stand_in = kind.entry.train(lesson, kind.parameter)
     return quantised(stand_in) if kind.int8 else stand_in

@@ -27,7 +27,7 @@ MAPS = {
     "mse": "map trained on squared error",
     "tuned": "tuned lens",
     "jacobian": "Jacobian lens",
-    "mlp": "one hidden layer",
+    "mlp": "affine map and hidden layer",
     "mean": "mean of the target",
     "njtc": "low-rank map, standardised",
     "one_jump": "one low-rank map for all layers",

@@ -10,9 +10,10 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments
 from jmat.maps.compact import Map, quantised
-from jmat.maps.kinds import Kind, fit_kind
+from jmat.maps.kinds import Kind, fit_kind, train_kind
+from jmat.maps.lens import Lesson
 from jmat.maps.metric import Metric, head_metric
-from jmat.maps.regression import Regression, one_pair, pair_moments, pooled
+from jmat.maps.regression import SOURCE, Regression, one_pair, pair_moments, pooled
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime.progress import track
@@ -41,55 +42,76 @@ def fit_zoo(
     kinds: Sequence[Kind],
     layers: Sequence[int],
     *,
+    seed: int = 0,
     progress: str | None = None,
 ) -> Fits:
     """Fits every kind from every layer to the final one.
 
     Args:
-      model: whose head gives the metric of logits.
+      model: whose head gives the metric of logits, and the loss of kinds that are
+        trained.
       statistics: h_0 .. h_L at the same tokens, or the moments of their pairs with h_L.
       kinds: kinds of maps; those in int8 are rounded from the exact ones.
       layers: source layers.
+      seed: order of the tokens that a kind is trained on.
       progress: what the progress bar says; None shows none.
+
+    Raises:
+      ValueError: a kind is trained, and there are moments alone.
     """
     exact = list(dict.fromkeys(kind.exact for kind in kinds))
-    own = [kind for kind in exact if not kind.entry.is_pooled]
-    metric = _metric(model, statistics, layers[0]) if any(kind.entry.needs_head for kind in exact) else None
+    closed = [kind for kind in exact if kind.entry.fit is not None]
+    own, pool = ([kind for kind in closed if kind.entry.is_pooled == one_map] for one_map in (False, True))
+    metric = _metric(model, statistics, layers[0]) if any(kind.entry.needs_head for kind in closed) else None
 
     def work(layer: int) -> tuple[Moments, list[Map]]:
-        moments = layer_moments(model, statistics, layer)
-        pair = Regression(moments, metric)
-        return moments, [fit_kind(kind, pair) for kind in own]
+        pair = Regression(layer_moments(model, statistics, layer), metric)
+        return pair.moments, [fit_kind(kind, pair) for kind in own]
 
     found: dict[tuple[Kind, int], Map] = {}
-    together: Moments | None = None
+    together: list[Moments] = []
     for layer, (moments, maps) in zip(
         layers, track(in_threads(work, layers), progress, total=len(layers)), strict=True
     ):
         found |= {(kind, layer): stand_in for kind, stand_in in zip(own, maps, strict=True)}
-        if len(own) < len(exact):
-            together = moments if together is None else pooled([together, moments])
-    if together is not None:
-        pair = Regression(together, metric)
-        for kind in exact:
-            if kind.entry.is_pooled:
-                found |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
-    n = Regression(moments).n
-    small: dict[int, Map] = {}  # a pooled map is rounded once
-    maps_by_name: Maps = {}
+        together = [pooled([*together, moments])] if pool else [moments]
+    pair = Regression(together[0], metric)
+    for kind in pool:
+        found |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
+    for kind in exact:
+        if kind.entry.train is not None:
+            bar = None if progress is None else f"train {kind}"
+            for layer in track(layers, bar):
+                found[kind, layer] = train_kind(kind, _lesson(model, statistics, layer, seed))
+    return Fits(_named(found, kinds, layers), round(float(moments.count[SOURCE])))
+
+
+def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed: int) -> Lesson:
+    if isinstance(statistics, Moments):
+        raise ValueError("there are moments alone, and a kind is trained on stored activations.")
+    return Lesson(model, statistics[layer], statistics[-1], seed=seed)
+
+
+def _named(found: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers: Sequence[int]) -> Maps:
+    """Returns the maps by the names of their kinds, those in int8 too; a pooled map is
+    rounded once.
+    """
+    small: dict[int, Map] = {}
+    named: Maps = {}
     for kind in kinds:
         for layer in layers:
             stand_in = found[kind.exact, layer]
-            if kind.int8:
-                stand_in = small.setdefault(id(stand_in), quantised(stand_in))
-            maps_by_name[str(kind), layer] = stand_in
-    return Fits(maps_by_name, n)
+            if kind.int8 and id(stand_in) not in small:
+                small[id(stand_in)] = quantised(stand_in)
+            named[str(kind), layer] = small[id(stand_in)] if kind.int8 else stand_in
+    return named
 
 
 def fit_seconds(
-    model: Transformer, statistics: Streams | Moments, kinds: Sequence[Kind], layers: Sequence[int]
-) -> Mapping[str, float]:
-    """Returns the seconds that each kind takes for one layer, alone, from its moments.
+    model: Transformer, statistics: Streams | Moments, kinds: Sequence[Kind], layers: Sequence[int], *, seed: int = 0
+) -> dict[str, float]:
+    """Returns the seconds that each kind takes for one layer alone, from its moments,
+    or in training.
 
     The layer is the middle one. The first fit, which compiles, is not timed. A pooled
     kind is timed on the moments of one layer, too.
@@ -100,10 +122,13 @@ def fit_seconds(
 
     def timed(kind: Kind) -> float:
         began = time.perf_counter()
-        jax.block_until_ready(fit_kind(kind, Regression(moments, metric)))
+        if kind.entry.train is None:
+            jax.block_until_ready(fit_kind(kind, Regression(moments, metric)))
+        else:
+            jax.block_until_ready(train_kind(kind, _lesson(model, statistics, layer, seed)))
         return time.perf_counter() - began
 
-    return {str(kind): min(timed(kind) for _ in range(3)) for kind in kinds}
+    return {str(kind): min(timed(kind) for _ in range(3 if kind.entry.train is None else 1)) for kind in kinds}
 
 
 def layer_moments(model: Transformer, statistics: Streams | Moments, layer: int) -> Moments:

@@ -32,7 +32,7 @@ from jmat.studies.settings import Say, read_subject, report
 LAYERS, BYTES = "map_zoo.png", "map_zoo_bytes.png"
 KINDS = (
     "id mean diag hadamard orthogonal njtc:8 rank:8 rank:32 rank_logit:32 one_jump:32 mat affine ridge toward_id "
-    "rank:32+int8 mat+int8 affine+int8"
+    "rank:32+int8 mat+int8 affine+int8 tuned mlp:64"
 ).split()
 _SHOWN = ("kl", difference("kl"), "precision@1", "surprisal", "r2")
 
@@ -55,7 +55,9 @@ class Options(FitSettings):
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
-        parse_kinds(self.kinds)
+        trained = [kind for kind in parse_kinds(self.kinds) if kind.entry.train is not None]
+        if trained and self.route == "streaming":
+            raise ValueError(f"route='streaming' stores no activations, on which kind {str(trained[0])!r} is trained.")
         if self.intercept:
             raise ValueError("intercept: each kind has an intercept or none; affine is mat with one.")
 
@@ -108,9 +110,11 @@ def run(
     options.check(model.config)
     L, held_out = model.config.layers, subject.examples.eval
     kinds, layers = parse_kinds(options.kinds), chosen_layers(options.layers, L - 1)
-    statistics = read_statistics(subject, options, "final")
-    fits = fit_zoo(model, statistics, kinds, layers, progress=subject.bar("fit"))
-    seconds = fit_seconds(model, statistics, kinds, layers) if options.clock else {}
+    if options.route == "auto" and any(kind.entry.train is not None for kind in kinds):
+        options = dataclasses.replace(options, route="memory")
+    statistics, seed = read_statistics(subject, options, "final"), options.seed
+    fits = fit_zoo(model, statistics, kinds, layers, seed=seed, progress=subject.bar("fit"))
+    seconds = fit_seconds(model, statistics, kinds, layers, seed=seed) if options.clock else {}
     del statistics
     streams = list(
         subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")).values()
