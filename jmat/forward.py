@@ -1,12 +1,13 @@
 """Runs any stretch of a model's blocks, reading and changing sites on the way.
 
-One jitted program serves every block of a model (`jmat.models.stack`), and `run` calls it in a Python loop: a sweep
-over layers compiles nothing new, and stopping early truly stops.
+One jitted program serves every block of a model (`jmat.models.stack`), and `run` calls
+it in a Python loop: a sweep over layers compiles nothing new, and stopping early truly
+stops.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from jmat.models.inputs import Inputs, Spans, cut, prepare
 from jmat.models.sites import Site, gather, is_reached, is_square, kept_names, named_sites
 from jmat.models.stack import final_norm, model_dtype, run_block, run_embed, unembed
 from jmat.models.tap import BLOCK
+from jmat.runtime.annotations import Keywords
 
 
 def run(
@@ -50,41 +52,55 @@ def run(
     type_ids: Int[Array | np.ndarray, "B T"] | None = None,
     read_at: int | Sequence[int] | Int[Array | np.ndarray, "*places"] | None = None,
 ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-    """Runs blocks `start` .. `stop − 1` of a model, reading and changing sites on the way.
+    """Runs blocks `start` .. `stop − 1` of a model, reading and changing sites on the
+    way.
 
-    Token ids of the host (numpy) are checked, and rows of them are padded to 8, 16, 24, … tokens (few rows also to a
-    few numbers of rows) and results cut to the true size: so texts of many lengths run a few programs. Padding changes
-    nothing. A `jax.Array` is taken as it is: its values are never fetched, nor checked, nor padded.
+    Token ids of the host (numpy) are checked, and rows of them are padded to 8, 16, 24,
+    … tokens (few rows also to a few numbers of rows) and results cut to the true size:
+    so texts of many lengths run a few programs. Padding changes nothing. A `jax.Array`
+    is taken as it is: its values are never fetched, nor checked, nor padded.
 
     Args:
       model: as `jmat.load` gives it.
-      inputs: texts; token ids [B, T]; a `Batch`, which has its own segments and positions; or a residual stream
-        [B, T, D] to go on from (h_start).
+      inputs: texts; token ids [B, T]; a `Batch`, which has its own segments and
+        positions; or a residual stream [B, T, D] to go on from (h_start).
       tokenizer: reads texts (`jmat.encode`).
-      keep: the site or sites to return, `*` standing for part of a name; see `jmat.models.sites` for the names. Nothing
-        else is kept in memory.
-      sites: site name → an edit of the value that is computed (`Edit`, `Add`, `Scale`, `At`), or a callable pytree that
-        stands in for the part. A part that is replaced is not computed. Names may hold `*`, too.
+      keep: the site or sites to return, `*` standing for part of a name; see
+        `jmat.models.sites` for the names. Nothing else is kept in memory.
+      sites: site name → an edit of the value that is computed (`Edit`, `Add`, `Scale`,
+        `At`), or a callable pytree that stands in for the part. A part that is replaced
+        is not computed. Names may hold `*`, too.
       start: first block to run, 0 .. L. Above 0, `inputs` is a stream.
       stop: the block to stop before; L (all blocks) by default.
       mask: True where a token is real; padding may lie on either side.
-      segments: instead of a mask, which text each token belongs to (from 1; 0 is padding): several texts packed into
-        one row, blind to one another.
-      positions: index of each token in its text; by default counted from each text's first real token.
+      segments: instead of a mask, which text each token belongs to (from 1; 0 is
+        padding): several texts packed into one row, blind to one another.
+      positions: index of each token in its text; by default counted from each text's
+        first real token.
       type_ids: token type ids (BERT's sentence A and B); zeros by default.
-      read_at: return kept sites at these tokens only: a number or [B] → [B, …], a list or [B, P] → [B, P, …]. Counted
-        from a row's first real token, or back from its last where negative (−1 is the last). Of attention scores and
-        patterns, they are queries: [B, H, T] or [B, P, H, T].
+      read_at: return kept sites at these tokens only: a number or [B] → [B, …], a list
+        or [B, P] → [B, P, …]. Counted from a row's first real token, or back from its
+        last where negative (−1 is the last). Of attention scores and patterns, they are
+        queries: [B, H, T] or [B, P, H, T].
 
     Returns:
-      The stream after the last block run, h_stop [B, T, D] (before the final norm), and the kept sites by name, in the
-      order asked for.
+      The stream after the last block run, h_stop [B, T, D] (before the final norm), and
+      the kept sites by name, in the order asked for.
 
     Raises:
-      ValueError: texts without a tokenizer, unknown site, a pattern that matches none, a site that is never reached, an
-        edit or replacement that is no callable pytree or returns another shape, token id outside the embedding, text
-        longer than the positions, `start`/`stop` out of range, inputs that do not fit `start`, positions outside a
-        text.
+      ValueError: texts without a tokenizer, unknown site, a pattern that matches none,
+        a site that is never reached, an edit or replacement that is no callable pytree
+        or returns another shape, token id outside the embedding, text longer than the
+        positions, `start`/`stop` out of range, inputs that do not fit `start`,
+        positions outside a text.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> x, acts = jmat.run(model, batch, keep=["block.3", "block.*.attn"])
+      >>> x.shape, len(acts)
+      ((2, 4, 192), 9)
     """
     check_model(model)
     config, stop = model.config, model.config.layers if stop is None else stop
@@ -96,14 +112,14 @@ def run(
     keep, sites = _checked_sites(config, keep, sites, start, stop)
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
-    tokens: Any = inputs
     if isinstance(inputs, Batch):
         if mask is not None or segments is not None or positions is not None:
             raise ValueError(
                 "texts and a Batch have their own segments and positions: leave out mask, segments and positions."
             )
-        tokens, segments, positions = inputs.tokens, inputs.segments, inputs.positions
-    fields: dict[str, Any] = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
+        segments, positions = inputs.segments, inputs.positions
+    tokens = inputs.tokens if isinstance(inputs, Batch) else cast(Array | np.ndarray, inputs)  # no texts any more
+    fields: Keywords = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
     pads = {"pad_length": all(is_any_length(*item) for item in sites.items()), "pad_rows": not sites}
     given, spans = prepare(config, tokens, start, **fields, **pads)
 
@@ -128,7 +144,9 @@ def run(
 def _checked_sites(
     config: ModelConfig, keep: str | Iterable[str], sites: Mapping[str, Site] | None, start: int, stop: int
 ) -> tuple[tuple[str, ...], dict[str, Site]]:
-    """Returns the names to keep and the sites to change, without patterns; raises ValueError as `run` says."""
+    """Returns the names to keep and the sites to change, without patterns; raises
+    ValueError as `run` says.
+    """
     if not 0 <= start <= stop <= config.layers:
         raise ValueError(
             f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the model's blocks."
@@ -143,7 +161,9 @@ def _checked_sites(
 
 @contextlib.contextmanager
 def _errors_without_padding(given: Inputs, unpadded: Callable[[], None]) -> Iterator[None]:
-    """Raises an error of a padded pass as the pass `unpadded` does: it speaks of shapes that the caller knows."""
+    """Raises an error of a padded pass as the pass `unpadded` does: it speaks of shapes
+    that the caller knows.
+    """
     try:
         yield
     except ValueError:
@@ -153,7 +173,9 @@ def _errors_without_padding(given: Inputs, unpadded: Callable[[], None]) -> Iter
 
 
 def _first_stream(model: Transformer, given: Inputs, sites: Mapping[str, Site]) -> Float[Array, "B T D"]:
-    """Returns h_start: of tokens h_0, as a site changes it; a stream is returned in the model's dtype."""
+    """Returns h_start: of tokens h_0, as a site changes it; a stream is returned in the
+    model's dtype.
+    """
     if not jnp.issubdtype(given.x.dtype, jnp.floating):
         return run_embed(model, given.x, given.context, given.type_ids, sites.get("embed"))
     if "embed" in sites:
@@ -174,7 +196,9 @@ def _inside_block(i: int, sites: Mapping[str, Site], keep: tuple[str, ...]) -> t
 def _without_padding(
     given: Inputs, x: Float[Array, "rows length D"], kept: dict[str, Array], *, whole: bool
 ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-    """Returns a stream and kept sites of the true size; `whole` says that they were not read at single tokens."""
+    """Returns a stream and kept sites of the true size; `whole` says that they were not
+    read at single tokens.
+    """
     if not given.is_padded:
         return x, kept
     axes = ((1,), *(_length_axes(name, value, whole=whole) for name, value in kept.items()))
@@ -183,7 +207,9 @@ def _without_padding(
 
 
 def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]:
-    """Returns the axes of a kept value that are T long: that of tokens where the value is `whole`, that of keys."""
+    """Returns the axes of a kept value that are T long: that of tokens where the value
+    is `whole`, that of keys.
+    """
     tokens = (2 if is_square(name) else 1,) if whole else ()
     return (*tokens, value.ndim - 1) if is_square(name) else tokens
 
@@ -191,13 +217,24 @@ def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]
 def logits(
     model: Transformer, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
 ) -> Float[Array, "*batch V"]:
-    """Returns logits from a vector that stands in for the final stream h_L: `head(final_norm(x))`, in float32.
+    """Returns logits from a vector that stands in for the final stream h_L:
+    `head(final_norm(x))`, in float32.
 
-    For GPT-2 the head is the unembedding after `ln_f`; for BERT the whole masked-language-model head. Of `sites`, those
-    named `final_norm` and `logits` apply; `At` does not, since there are no texts here.
+    For GPT-2 the head is the unembedding after `ln_f`; for BERT the whole
+    masked-language-model head. Of `sites`, those named `final_norm` and `logits` apply;
+    `At` does not, since there are no texts here.
 
     Raises:
-      ValueError: the model has no head; x is no stream; `sites` are none of the model's.
+      ValueError: the model has no head; x is no stream; `sites` are none of the
+        model's.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> batch = jmat.encode(tokenizer, ["Return a new array", "The default is None"])
+      >>> x, _ = jmat.run(model, batch)
+      >>> jmat.logits(model, x).shape == (2, 4, model.config.vocab_size)
+      True
     """
     check_model(model)
     config = model.config
@@ -214,7 +251,9 @@ def logits(
 def enter(
     model: Transformer, tokens: Int[Array | np.ndarray, "B T"], *, mask: Bool[Array | np.ndarray, "B T"] | None = None
 ) -> tuple[Float[Array, "B T D"], Context]:
-    """Returns h_0, and what the blocks must know besides it: for loops over `advance`, which checks nothing again."""
+    """Returns h_0, and what the blocks must know besides it: for loops over `advance`,
+    which checks nothing again.
+    """
     given, _ = prepare(model.config, tokens, 0, mask, None, None, None, pad_rows=False, pad_length=False)
     return run_embed(model, given.x, given.context, None, None), given.context
 
@@ -229,7 +268,11 @@ def advance(
 
 
 def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int) -> None:
-    """A site outside the stretch that is run, or in a block that is replaced, would be silently ignored: refuse it."""
+    """Raises ValueError for a site outside the stretch that is run, or in a block that
+    is replaced.
+
+    It would be silently ignored.
+    """
     for name in names:
         block = ".".join(name.split(".")[:2])
         if block != name and block in sites and not is_edit(sites[block]):
@@ -239,9 +282,11 @@ def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop
 
 
 def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
-    """Returns a site with positions as columns of the rows, and with parts of the model bound to their own block.
+    """Returns a site with positions as columns of the rows, and with parts of the model
+    bound to their own block.
 
-    Raises ValueError for positions outside a text, and for a part of another model whose block would have to be known.
+    Raises ValueError for positions outside a text, and for a part of another model
+    whose block would have to be known.
     """
     if isinstance(site, At):
         inner = _settle(name, site.site, model, spans)
@@ -262,7 +307,7 @@ def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
     return site
 
 
-def _listed(read_at: Any) -> Any:
+def _listed(read_at: object) -> object:
     """Returns positions with a list, which is for every row, as [1, P]."""
     return np.asarray(read_at)[None] if isinstance(read_at, Sequence) else read_at
 
@@ -270,7 +315,8 @@ def _listed(read_at: Any) -> Any:
 def _read_end(
     model: Transformer, x: jax.Array, keep: tuple[str, ...], sites: Mapping[str, Site], read_at: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """Returns the kept sites after the last block: at `read_at` alone, unless something is changed there.
+    """Returns the kept sites after the last block: at `read_at` alone, unless something
+    is changed there.
 
     Edits and stand-ins see whole rows, as they do inside the blocks.
     """

@@ -91,3 +91,23 @@ def test_tokens_and_lengths_are_checked(gpt2):
         check_examples(of(np.array([0, 768], np.int32)), gpt2.config)
     with pytest.raises(ValueError, match="129 tokens; the model has positions for 128"):
         check_examples(of(np.zeros(129, np.int32)), gpt2.config)
+
+
+def test_activations_are_a_pytree(gpt2, gpt2_examples):
+    split = gpt2_examples.eval
+    acts = capture(gpt2, split, ["block.1", "embed"])
+    doubled = jax.tree.map(lambda values: 2 * values, acts)
+    assert type(doubled) is type(acts)
+    assert list(doubled) == ["block.1", "embed"]
+    np.testing.assert_array_equal(doubled["embed"], 2 * acts["embed"])
+    np.testing.assert_array_equal(doubled.sentence, split.rows)
+    np.testing.assert_array_equal(doubled.position, split.positions)
+    means = jax.jit(lambda acts: jax.tree.map(lambda values: values.mean(0), acts))(acts)
+    np.testing.assert_allclose(means["block.1"], acts["block.1"].mean(0), atol=1e-5)
+    assert [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(acts)] == [
+        "['block.1']",
+        "['embed']",
+    ]
+    elsewhere = Split(split.tokens, split.lengths, np.zeros_like(split.positions))
+    with pytest.raises(ValueError, match="pytree"):
+        jax.tree.map(np.subtract, acts, capture(gpt2, elsewhere, ["block.1", "embed"]))

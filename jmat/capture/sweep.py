@@ -3,16 +3,16 @@
     plan = packed_batches(split, …)                       # batches on the host, of few shapes
     values = sweep(plan, lambda batch: run(model, batch.tokens, …)[1])
 
-Every batch is split over the devices of this process, and the batches are shared out among the
-processes. Devices compute asynchronously: while they work on one batch the host prepares the next
-one, and copies back the values of the last one. Each value goes to the place of its example, so
-the order of the batches does not show.
+Every batch is split over the devices of this process, and the batches are shared out
+among the processes. Devices compute asynchronously: while they work on one batch the
+host prepares the next one, and copies back the values of the last one. Each value goes
+to the place of its example, so the order of the batches does not show.
 """
 
 import collections
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxtyping import Array, Int, Shaped
 from numpy import ndarray
 
 from jmat.runtime import hosts
+from jmat.runtime.annotations import PyTree
 from jmat.runtime.mesh import local_mesh, shard_batch
 from jmat.runtime.progress import track
 
@@ -30,18 +31,20 @@ IN_FLIGHT = 2  # batches that the devices may have before the values of the firs
 
 @runtime_checkable
 class HoldsExamples(Protocol):
-    """A batch on the host, which knows its examples."""
+    """Describes a batch on the host, which knows its examples."""
 
     @property
     def examples(self) -> Int[Array | ndarray, "*places"]:
-        """Number of the example at each place of the batch, from 0; −1 where there is none."""
+        """Returns the number of the example at each place of the batch; −1 where there
+        is none.
+        """
 
 
 Item = TypeVar("Item", bound=HoldsExamples)
 
 
 class Rows(NamedTuple):
-    """A batch of stored vectors, which `take` reads out of their arrays."""
+    """Holds a batch of stored vectors, which `take` reads out of their arrays."""
 
     examples: Int[ndarray, " B"]
 
@@ -52,27 +55,31 @@ class Rows(NamedTuple):
 
 def sweep(
     plan: Sequence[Item],
-    compute: Callable[[Any], Any],
+    compute: Callable[[PyTree], PyTree],
     *,
-    inputs: Callable[[Item], Any] | None = None,
+    inputs: Callable[[Item], PyTree] | None = None,
     mesh: Mesh | None = None,
     progress: str | None = None,
-) -> Any:
-    """Computes values for every example of some batches, on all devices and all processes.
+) -> PyTree:
+    """Computes values for every example of some batches, on all devices and all
+    processes.
 
     Args:
-      plan: batches, the same on every process; their rows are a multiple of the devices.
-      compute: function from a batch's inputs, sharded over the devices, to a pytree of arrays
-        whose first axes are those of `examples`. It is no `jax.jit` program itself, but calls
-        some, and waits for none of them.
-      inputs: function from a batch to the arrays that `compute` takes; by default the batch.
-        It is called when it is the batch's turn, so that no more than one is prepared ahead.
+      plan: batches, the same on every process; their rows are a multiple of the
+        devices.
+      compute: function from a batch's inputs, sharded over the devices, to a pytree of
+        arrays whose first axes are those of `examples`. It is no `jax.jit` program
+        itself, but calls some, and waits for none of them.
+      inputs: function from a batch to the arrays that `compute` takes; by default the
+        batch. It is called when it is the batch's turn, so that no more than one is
+        prepared ahead.
       mesh: the devices; by default all of this process.
       progress: label of the progress bar; by default none is shown.
 
     Returns:
-      The pytree of `compute`, as numpy arrays with one row an example in the order of their
-      numbers; half precision becomes float32. Every process gets the values of all.
+      The pytree of `compute`, as numpy arrays with one row an example in the order of
+      their numbers; half precision becomes float32. Every process gets the values of
+      all.
     """
     numbers = example_numbers(plan)
     share = own_share(plan)
@@ -109,13 +116,15 @@ def sweep(
 def on_devices(
     plan: Sequence[Item],
     *,
-    inputs: Callable[[Item], Any] | None = None,
+    inputs: Callable[[Item], PyTree] | None = None,
     mesh: Mesh | None = None,
     progress: str | None = None,
-) -> Iterator[tuple[Item, Any]]:
-    """Yields every batch with its inputs, sharded over the devices; for loops that carry a state.
+) -> Iterator[tuple[Item, PyTree]]:
+    """Yields every batch with its inputs, sharded over the devices; for loops that
+    carry a state.
 
-    Takes the arguments of `sweep`. All batches come on every process: `own_share` leaves some out.
+    Takes the arguments of `sweep`. All batches come on every process: `own_share`
+    leaves some out.
     """
     mesh = mesh or local_mesh()
     for item in track(plan, progress):
@@ -123,7 +132,9 @@ def on_devices(
 
 
 def own_share(plan: Sequence[Item]) -> list[Item]:
-    """Returns the batches that this process computes; the first one where there are too few."""
+    """Returns the batches that this process computes; the first one where there are too
+    few.
+    """
     return hosts.share(plan) or list(plan[:1])
 
 

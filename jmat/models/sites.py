@@ -1,4 +1,5 @@
-"""Names every intermediate value of a model, to be read (`keep=`) and changed (`sites=`).
+"""Names every intermediate value of a model, to be read (`keep=`) and changed
+(`sites=`).
 
 The names are the same for every architecture; `i` counts blocks from 0, `h` heads:
 

@@ -1,6 +1,8 @@
-"""Runs the stages of a model, one jitted program each: embedding, block, final norm, head.
+"""Runs the stages of a model, one jitted program each: embedding, block, final norm,
+head.
 
-All blocks of a model have the same shapes and share one program, whose argument `layer` is the block's index.
+All blocks of a model have the same shapes and share one program, whose argument `layer`
+is the block's index.
 """
 
 import contextlib
@@ -9,12 +11,14 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from jmat.models.edits import Context, IgnoresInput, apply_site, is_edit
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.models.tap import BLOCK, Tap
+from jmat.runtime.annotations import PyTree
 from jmat.runtime.mesh import gathered, settled
 
 
@@ -40,9 +44,11 @@ def run_block(
     *,
     keep: tuple[str, ...],
 ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-    """Returns h_{i+1} from h_i, and the kept sites of block i by their names inside the block.
+    """Returns h_{i+1} from h_i, and the kept sites of block i by their names inside the
+    block.
 
-    `sites` and `keep` are named inside the block, too; `jmat.models.tap.BLOCK` is the block itself.
+    `sites` and `keep` are named inside the block, too; `jmat.models.tap.BLOCK` is the
+    block itself.
     """
     context, whole = context._replace(layer=np.int32(i)), _whole(model)
     with _name_block(i):
@@ -73,7 +79,9 @@ def model_dtype(model: Transformer) -> jnp.dtype:
 
 @contextlib.contextmanager
 def _name_block(i: int) -> Iterator[None]:
-    """One program serves all blocks, and its errors speak of `block.{i}`: puts the number in."""
+    """Puts the block's number into errors, which speak of `block.{i}`: one program
+    serves all blocks.
+    """
     try:
         yield
     except ValueError as error:
@@ -82,16 +90,27 @@ def _name_block(i: int) -> Iterator[None]:
         raise ValueError(str(error).replace("block.{i}", f"block.{i}")) from error
 
 
-def _whole(model):
-    """Returns where a sharded model's parameters come together; read off the token table, since all take long."""
+def _whole(model: Transformer) -> NamedSharding | None:
+    """Returns where a sharded model's parameters come together; read off the token
+    table, since all take long.
+    """
     return gathered(model.embed.tokens.table.get_raw_value())
 
 
 @jax.jit(static_argnames=("width", "whole"))
-def _embed(embed, tokens, context, type_ids, site, *, width, whole):
+def _embed(
+    embed: PyTree,
+    tokens: Array,
+    context: Context,
+    type_ids: Array | None,
+    site: Site | None,
+    *,
+    width: int,
+    whole: NamedSharding | None,
+) -> Array:
     embed = _gather_parameters(embed, whole)
 
-    def compute():
+    def compute() -> Array:
         with jax.named_scope("embed"):
             return embed(tokens, context.positions, type_ids)
 
@@ -102,26 +121,37 @@ def _embed(embed, tokens, context, type_ids, site, *, width, whole):
 
 
 @jax.jit(static_argnames=("keep", "whole"))
-def _block(block, x, context, sites, read_at, *, keep, whole):
+def _block(
+    block: PyTree,
+    x: Array,
+    context: Context,
+    sites: Mapping[str, Site],
+    read_at: Array | None,
+    *,
+    keep: tuple[str, ...],
+    whole: NamedSharding | None,
+) -> tuple[Array, dict[str, Array]]:
     block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at, context)
     return tap(BLOCK, block, x, context, tap), tap.finish()
 
 
-def _gather_parameters(part, whole):
-    """Sharded parameters come together here, inside the program: they take no memory before or after."""
+def _gather_parameters(part: PyTree, whole: NamedSharding | None) -> PyTree:
+    """Returns a part with its sharded parameters together, inside the program: they
+    take no memory before or after.
+    """
     return part if whole is None else jax.lax.with_sharding_constraint(part, whole)
 
 
 @jax.jit
-def _norm(norm, x, site):
+def _norm(norm: PyTree, x: Array, site: Site | None) -> Array:
     if site is None:
         return norm(x)
     return apply_site("final_norm", site, lambda: norm(x), x, x.shape, x.dtype, None)
 
 
 @jax.jit(static_argnames=("vocab_size",))
-def _head(head, x, table, site, *, vocab_size):
-    def compute():
+def _head(head: PyTree, x: Array, table: Array, site: Site | None, *, vocab_size: int) -> Array:
+    def compute() -> Array:
         with jax.named_scope("logits"):
             return head(x, table)
 

@@ -50,8 +50,8 @@ METRICS = {
 def readable(code: str, names: Mapping[str, str] = MAPS) -> str:
     """Returns the words for a code name, and a name that has none as it is.
 
-    A number behind a colon is kept: `rank:64` is "low-rank map 64". `+int8` behind it is
-    named, too.
+    A number behind a colon is kept: `rank:64` is "low-rank map 64". `+int8` behind it
+    is named, too.
     """
     if code.endswith("+int8"):
         return f"{readable(code.removesuffix('+int8'), names)}, int8"

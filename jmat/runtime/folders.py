@@ -1,6 +1,8 @@
-"""Claims output folders: a lock keeps a second run out, and run.json says whose the folder is.
+"""Claims output folders: a lock keeps a second run out, and run.json says whose the
+folder is.
 
-Only what run.json lists is ever replaced or moved: everything else in the folder is the user's.
+Only what run.json lists is ever replaced or moved: everything else in the folder is the
+user's.
 """
 
 import contextlib
@@ -9,12 +11,12 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
+from jmat.runtime.annotations import Fields
 from jmat.runtime.files import is_temporary, local_path
 from jmat.runtime.locks import FolderLock
 from jmat.runtime.replaced import REPLACED, is_half_moved, move_aside, move_back
@@ -24,14 +26,16 @@ _FINISHED = ".checkpoints.finished"  # snapshots that are being deleted
 
 
 class OutputFolder:
-    """Holds the claim of a run on its output folder, from before its first file until `release`.
+    """Holds the claim of a run on its output folder, from before its first file until
+    `release`.
 
     It is a context manager.
 
     Attributes:
       folder: its path.
       moved: the folder into which another run's files were moved, if there were any.
-      locked: False where the file system has no locks: then nothing keeps a second run out.
+      locked: False where the file system has no locks: then nothing keeps a second run
+        out.
     """
 
     def __init__(
@@ -42,16 +46,18 @@ class OutputFolder:
         lock: FolderLock,
         made: Collection[pathlib.Path],
     ) -> None:
-        """Is called by `claim_output_folder` alone."""
+        """Takes the fields of a claim; called by `claim_output_folder` alone."""
         self.folder, self.locked = folder, lock.works
         self.moved: pathlib.Path | None = None
         self._owner, self._writes, self._lock, self._made = owner, {RESULTS, *writes}, lock, made
 
     def path(self, name: str) -> pathlib.Path:
-        """Returns the path of a file or folder that is to be written next, and lists it in run.json.
+        """Returns the path of a file or folder that is to be written next, and lists it
+        in run.json.
 
         Raises:
-          ValueError: the run had not said that it writes this; or somebody else has put such a file there meanwhile.
+          ValueError: the run had not said that it writes this; or somebody else has put
+            such a file there meanwhile.
         """
         if name not in self._writes:
             raise ValueError(f"{self._owner.experiment} writes {name}, which it had not claimed.")
@@ -63,7 +69,9 @@ class OutputFolder:
         return self.folder / name
 
     def release(self) -> None:
-        """Lets others use the folder. Where nothing was written, all is as it was before the run."""
+        """Lets others use the folder. Where nothing was written, all is as it was
+        before the run.
+        """
         with contextlib.suppress(OSError):
             written = [name for name in self._owner.wrote if os.path.lexists(self.folder / name)]
             if written:
@@ -87,30 +95,33 @@ class OutputFolder:
 def claim_output_folder(
     out: str | os.PathLike[str],
     experiment: str,
-    config: Mapping[str, Any],
+    config: Fields,
     *,
     writes: Collection[str] = (),
     reads: Collection[str] = (),
     overwrite: bool = False,
 ) -> OutputFolder:
-    """Claims the folder `out` for this run before any long work starts, and returns the claim.
+    """Claims the folder `out` for this run before any long work starts, and returns the
+    claim.
 
-    A folder of the same experiment with the same flags is taken over as it is, so that a run can be resumed. Temporary
-    files that killed runs left are deleted.
+    A folder of the same experiment with the same flags is taken over as it is, so that
+    a run can be resumed. Temporary files that killed runs left are deleted.
 
     Args:
       out: the folder; made if it is not there.
       experiment: its name.
       config: its flags, without those that do not matter to the results.
-      writes: names of the files and folders that the run may write there, beside results.json.
+      writes: names of the files and folders that the run may write there, beside
+        results.json.
       reads: names of the flags that can name files.
-      overwrite: take the folder from another run. What that run wrote moves to OUT/.replaced, and is deleted when there
-        are new results.
+      overwrite: take the folder from another run. What that run wrote moves to
+        OUT/.replaced, and is deleted when there are new results.
 
     Raises:
-      ValueError: a flag is not a finite number, or names something that the run would replace; another run is working
-        in the folder; it belongs to another experiment or to other flags (all of them named), holds files that no run
-        wrote where this one would write, or cannot be written.
+      ValueError: a flag is not a finite number, or names something that the run would
+        replace; another run is working in the folder; it belongs to another experiment
+        or to other flags (all of them named), holds files that no run wrote where this
+        one would write, or cannot be written.
     """
     for name, value in config.items():
         if isinstance(value, float) and not np.isfinite(value):
@@ -141,9 +152,11 @@ def claim_output_folder(
 
 
 def check_output_folder(out: str | os.PathLike[str]) -> None:
-    """Raises ValueError where `out` cannot be written, is not a run's folder, or another run is working in it.
+    """Raises ValueError where `out` cannot be written, is not a run's folder, or
+    another run is working in it.
 
-    It is for what takes long and comes before a run can claim its folder; all stays as it is.
+    It is for what takes long and comes before a run can claim its folder; all stays as
+    it is.
     """
     folder = output_path(out)
     with _in_one_sentence(out):
@@ -156,7 +169,9 @@ def check_output_folder(out: str | os.PathLike[str]) -> None:
 
 
 def output_path(out: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of an output folder, `~` expanded. Raises ValueError where `out` is empty or names no user."""
+    """Returns the path of an output folder, `~` expanded. Raises ValueError where `out`
+    is empty or names no user.
+    """
     if not os.fspath(out):
         raise ValueError("--out is empty; expected a folder, or leave it out.")
     try:
@@ -180,7 +195,9 @@ def _in_one_sentence(out: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _hold(folder: pathlib.Path, holder: str) -> tuple[list[pathlib.Path], FolderLock]:
-    """Makes and locks a folder. Returns the folders that were not there before, the innermost first, and the lock."""
+    """Makes and locks a folder. Returns the folders that were not there before, the
+    innermost first, and the lock.
+    """
     missing: list[pathlib.Path] = []
     for path in (folder, *folder.parents):
         try:
@@ -206,7 +223,9 @@ def _let_go(lock: FolderLock | None, made: Collection[pathlib.Path]) -> None:
 
 
 def _check_owner(folder: pathlib.Path, owner: Owner, mine: Owner, *, overwrite: bool) -> tuple[bool, list[str]]:
-    """Returns whether a run goes on in its own folder, and else which files of another run are to be replaced."""
+    """Returns whether a run goes on in its own folder, and else which files of another
+    run are to be replaced.
+    """
     differing = [key for key in {**owner.config, **mine.config} if owner.config.get(key) != mine.config.get(key)]
     if owner.experiment == mine.experiment and not differing:
         return True, []
@@ -233,10 +252,10 @@ def _free_beside(folder: pathlib.Path) -> pathlib.Path:
     return next(path for path in names if not os.path.lexists(path))
 
 
-def _check_reads(
-    folder: pathlib.Path, config: Mapping[str, Any], reads: Collection[str], ours: Collection[str]
-) -> None:
-    """Raises ValueError where a flag names a file or folder among those that runs in this folder write."""
+def _check_reads(folder: pathlib.Path, config: Fields, reads: Collection[str], ours: Collection[str]) -> None:
+    """Raises ValueError where a flag names a file or folder among those that runs in
+    this folder write.
+    """
     home = pathlib.Path(os.path.realpath(folder))
     given = [(flag, config[flag]) for flag in reads if config.get(flag)]
     for flag, name in ((flag, name) for flag, v in given for name in (v if isinstance(v, list | tuple) else [v])):
@@ -251,7 +270,9 @@ def _check_reads(
 
 
 def _sweep(folder: pathlib.Path, ours: Collection[str], wrote: Collection[str]) -> None:
-    """Deletes what killed runs left half-written: temporary files, and snapshots that were being deleted."""
+    """Deletes what killed runs left half-written: temporary files, and snapshots that
+    were being deleted.
+    """
     for path in folder.iterdir():
         if is_temporary(path.name) in {RUN, *ours} and path.is_file():
             path.unlink(missing_ok=True)

@@ -10,8 +10,9 @@ import contextlib
 import json
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jmat.runtime.annotations import JsonObject
 from jmat.runtime.files import is_temporary, save_atomically
 
 RUN, RESULTS = "run.json", "results.json"
@@ -47,7 +48,7 @@ class Owner(NamedTuple):
     """Holds the content of run.json."""
 
     experiment: str
-    config: dict[str, Any]
+    config: JsonObject
     wrote: list[str]
 
 
@@ -117,6 +118,6 @@ def not_ours(folder: pathlib.Path, name: str) -> str:
     )
 
 
-def to_json(content: Any) -> str:
+def to_json(content: JsonObject) -> str:
     """Returns the text of run.json; values that JSON does not know become strings."""
     return json.dumps(content, indent=1, allow_nan=False, default=str) + "\n"

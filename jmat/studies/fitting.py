@@ -1,9 +1,10 @@
-"""Fits maps from layer to layer: chooses the tokens, and whether activations are stored for it."""
+"""Fits maps from layer to layer: chooses the tokens, and whether activations are stored
+for it.
+"""
 
 import dataclasses
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jmat.models.cost import statistics_bytes
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
+from jmat.runtime.annotations import JsonObject, Keywords
 from jmat.runtime.checks import check_choice, check_whole
 from jmat.runtime.digests import model_hash
 from jmat.runtime.mesh import usual_batch
@@ -39,11 +41,14 @@ class ReadingSettings(Settings):
     """Holds the settings of a pass over whole sentences.
 
     Attributes:
-      protocol: `din2023` or `jmat`; with `jmat`, first positions and special tokens are left
-        out where all tokens are read.
-      skip_first: with `jmat`, first positions that are left out; None: 1, for masked models 0.
-      skip_special: with `jmat`, whether special tokens are left out; None: for masked models.
-      snapshot_folder: where a pass that is killed can go on from; None writes no snapshots.
+      protocol: `din2023` or `jmat`; with `jmat`, first positions and special tokens are
+        left out where all tokens are read.
+      skip_first: with `jmat`, first positions that are left out; None: 1, for masked
+        models 0.
+      skip_special: with `jmat`, whether special tokens are left out; None: for masked
+        models.
+      snapshot_folder: where a pass that is killed can go on from; None writes no
+        snapshots.
       snapshot_every: seconds between two snapshots; 0 writes none.
     """
 
@@ -66,8 +71,10 @@ class FitSettings(ReadingSettings):
     """Holds the settings of a fit from layer to layer.
 
     Attributes:
-      fit_tokens: maps are fitted on the `sampled` positions of the sentences, or on `all` tokens.
-      route: `memory` stores activations, `streaming` sums their moments; `auto` chooses.
+      fit_tokens: maps are fitted on the `sampled` positions of the sentences, or on
+        `all` tokens.
+      route: `memory` stores activations, `streaming` sums their moments; `auto`
+        chooses.
     """
 
     fit_tokens: str = "sampled"
@@ -91,10 +98,12 @@ def as_read(subject: Subject, tokens: str) -> Examples:
 def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> Bool[ndarray, " total"]:
     """Returns which tokens of a split are read.
 
-    These are the `sampled` positions, or `all` but those that the protocol `jmat` leaves out.
+    These are the `sampled` positions, or `all` but those that the protocol `jmat`
+    leaves out.
 
     Raises:
-      ValueError: special tokens are to be left out, and there is no tokenizer that knows them.
+      ValueError: special tokens are to be left out, and there is no tokenizer that
+        knows them.
     """
     if tokens == "sampled":
         return sampled_positions(split)
@@ -112,7 +121,9 @@ def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSe
 
 
 def sentence_batches(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> list[Batch]:
-    """Returns batches of the sentences (`as_read`), in which the tokens to read are marked."""
+    """Returns batches of the sentences (`as_read`), in which the tokens to read are
+    marked.
+    """
     read = tokens_read(subject, split, tokens, settings)
     size = settings.tokens_per_batch or usual_batch()
     return packed_batches(split, read, tokens_per_batch=size, row_multiple=jax.local_device_count())
@@ -121,15 +132,16 @@ def sentence_batches(subject: Subject, split: Split, tokens: str, settings: Read
 def snapshots(
     subject: Subject, settings: ReadingSettings, name: str = "fit", model: Transformer | None = None
 ) -> Snapshots | None:
-    """Returns the snapshots of one pass over the text, by default with the subject's model.
+    """Returns the snapshots of one pass over the text, by default with the subject's
+    model.
 
-    Every host has its own, and goes through its share of the text independently. None where no
-    snapshots are written.
+    Every host has its own, and goes through its share of the text independently. None
+    where no snapshots are written.
     """
     if settings.snapshot_folder is None or not settings.snapshot_every:
         return None
     weights = subject.model_hash if model is None else model_hash(parameters(model))
-    owner: dict[str, Any] = {"hash of the model's weights": weights}
+    owner: JsonObject = {"hash of the model's weights": weights}
     if hosts.count() > 1:
         name = f"{name}-{jax.process_index()}"
         owner["number of processes"] = hosts.count()
@@ -143,14 +155,15 @@ def fit_layers(
     """Fits `mat` from every layer to `all` later layers, or only to the `final` one.
 
     Returns:
-      Maps by source and target layer, and the number of tokens that they were fitted on.
+      Maps by source and target layer, and the number of tokens that they were fitted
+      on.
     """
-    how: dict[str, Any] = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
+    fitting: Keywords = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
     statistics = read_statistics(subject, settings, targets)
     if isinstance(statistics, Moments):
-        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **how)
+        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **fitting)
     else:
-        maps, solutions = fit_jumps(statistics, **how)
+        maps, solutions = fit_jumps(statistics, **fitting)
     announce_ranks(subject, solutions)
     return maps, solutions[0].n
 
@@ -177,7 +190,9 @@ def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
 
 
 def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
-    """Returns the route of the settings, or for `auto` the better one, and prints it with the reason."""
+    """Returns the route of the settings, or for `auto` the better one, and prints it
+    with the reason.
+    """
     if settings.route != "auto":
         subject.announce(f"route {settings.route}, as asked for")
         return settings.route
