@@ -1,8 +1,8 @@
 """Measures how fast and how exact jmat is, beside what people use.
 
     python -m experiments.benchmark
-    python -m experiments.benchmark --shape=gpt2-xl --dtype=bfloat16 --parts=capture,streaming --positions=200000 \\
-        --num_sentences=30000 --tokens_per_batch=65536
+    python -m experiments.benchmark --shape=gpt2-xl --dtype=bfloat16 \\
+        --parts=capture,streaming --positions=200000 --num_sentences=30000 --tokens_per_batch=65536
 
 Makes a GPT-2 of a published shape with random weights and random sentences, and measures in one run on one machine, the
 contenders in turn:

@@ -10,17 +10,41 @@ from absl import flags
 # has come before them, under "What to measure".
 GROUPS = {
     "Model": ("model", "revision", "dtype", "ignore_config"),
-    "Text": ("corpus", "examples", "num_fit", "num_eval", "seed", "protocol", "positions_per_sentence", "skip_first",
-             "skip_special", "piece_length", "fit_tokens"),
+    "Text": (
+        "corpus",
+        "examples",
+        "num_fit",
+        "num_eval",
+        "seed",
+        "protocol",
+        "positions_per_sentence",
+        "skip_first",
+        "skip_special",
+        "piece_length",
+        "fit_tokens",
+    ),
     "Maps": ("maps", "intercept", "targets", "route"),
     "Output": ("out", "overwrite", "figure_format", "figure_width", "track", "snapshot_every"),
     "Hardware": ("tokens_per_batch", "shard_parameters"),
     "Many hosts": ("coordinator", "num_processes", "process_id"),
-}  # fmt: skip
+}
 # Described by --helpfull alone.
-RARE = {"revision", "ignore_config", "positions_per_sentence", "skip_first", "skip_special", "piece_length", "route",
-        "snapshot_every", "tokens_per_batch", "shard_parameters", "coordinator", "num_processes", "process_id",
-        "figure_width"}  # fmt: skip
+RARE = {
+    "revision",
+    "ignore_config",
+    "positions_per_sentence",
+    "skip_first",
+    "skip_special",
+    "piece_length",
+    "route",
+    "snapshot_every",
+    "tokens_per_batch",
+    "shard_parameters",
+    "coordinator",
+    "num_processes",
+    "process_id",
+    "figure_width",
+}
 _WIDTH = 88
 
 

@@ -1,7 +1,8 @@
 """Shows the predictions at each layer of a sentence.
 
     python -m experiments.peek --model=gpt2-docs
-    python -m experiments.peek --model=bert-docs --sentences="The function returns a new [MASK]." --layers=0,3,6
+    python -m experiments.peek --model=bert-docs --layers=0,3,6 \
+        --sentences="The function returns a new [MASK]."
 
 Reads every position of the sentences at every layer, directly (`id`) and through a linear map to the final layer
 (`mat`): the next token for GPT-2; for BERT the token at each position, which are masked in turn. Prints the top tokens

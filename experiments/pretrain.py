@@ -3,10 +3,10 @@ r"""Trains a small language model on the text that every jmat installation holds
 Trains a GPT-2 or BERT on the `train` sentences of a corpus, and writes an ordinary Hugging Face folder, OUT/model, that
 transformers and `jmat.load` read (weights in float16). The two bundled models were made by:
 
-    python -m experiments.pretrain --arch=gpt2 --layers=8 --width=192 --heads=6 --batch_size=32 --learning_rate=5e-3 \
-        --weight_decay=0.2 --epochs=6 --average_checkpoints=4 --out=runs/gpt2-docs
-    python -m experiments.pretrain --arch=bert --layers=6 --width=128 --heads=4 --batch_size=24 --learning_rate=1.5e-3 \
-        --warmup_steps=300 --epochs=8 --optimizer=adamw --out=runs/bert-docs
+    python -m experiments.pretrain --arch=gpt2 --layers=8 --width=192 --heads=6 \
+        --batch_size=32 --learning_rate=5e-3 --weight_decay=0.2 --epochs=6 --average_checkpoints=4 --out=runs/gpt2-docs
+    python -m experiments.pretrain --arch=bert --layers=6 --width=128 --heads=4 \
+        --batch_size=24 --learning_rate=1.5e-3 --warmup_steps=300 --epochs=8 --optimizer=adamw --out=runs/bert-docs
 
 The first takes about an hour and a quarter on two idle cores and ends at a held-out loss of 3.59 nats a token (its last
 checkpoint alone: 3.70); the second half an hour.
@@ -66,27 +66,37 @@ _SETTINGS: dict[str, flags.FlagHolder[Any]] = {
     "warmup_steps": flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up.", lower_bound=0),
     "weight_decay": flags.DEFINE_float("weight_decay", 0.1, "Decay of matrices (muon: the blocks').", lower_bound=0.0),
     "regularizer": flags.DEFINE_enum(
-        "regularizer", "none", KINDS,
+        "regularizer",
+        "none",
+        KINDS,
         "Penalty on how the stream moves: 1 - cos between neighbouring layers (cosine) or the last two (final_jump), "
-        "or the squared length of what a block adds (mse)."),
+        "or the squared length of what a block adds (mse).",
+    ),
     "reg_weight": flags.DEFINE_float("reg_weight", 0.5, "The penalty's weight beside the loss.", lower_bound=0.0),
     "steps": flags.DEFINE_integer("steps", 0, "Steps; 0 means as many as `epochs` epochs have.", 0, MOST_STEPS),
     "epochs": flags.DEFINE_float("epochs", 4.0, "Passes over the text, where `steps` is 0.", lower_bound=0.0),
     "checkpoint_every": flags.DEFINE_integer("checkpoint_every", 200, "Steps between two checkpoints.", lower_bound=1),
     "average_checkpoints": flags.DEFINE_integer(
-        "average_checkpoints", 1, "The model is the mean of the last so many checkpoints; it overfits less.",
-        lower_bound=1),
+        "average_checkpoints",
+        1,
+        "The model is the mean of the last so many checkpoints; it overfits less.",
+        lower_bound=1,
+    ),
     "seed": flags.DEFINE_integer(
-        "seed", 0, "Decides the initial weights, the order of the data and the masks.", 0, LARGEST_SEED),
-}  # fmt: skip
+        "seed", 0, "Decides the initial weights, the order of the data and the masks.", 0, LARGEST_SEED
+    ),
+}
 _OUT = flags.DEFINE_string("out", "runs/pretrain", "Folder for the model, the results and the checkpoints.")
 _LOG_EVERY = flags.DEFINE_integer("log_every", 20, "Steps between two lines of progress.", lower_bound=1)
 _EVAL_EVERY = flags.DEFINE_integer("eval_every", 200, "Steps between two held-out losses.", lower_bound=1)
 _EVAL_SENTENCES = flags.DEFINE_integer("eval_sentences", 1000, "Sentences that held-out losses are of.", lower_bound=1)
 
 _KEEP_EVERY = flags.DEFINE_integer(
-    "keep_every", 0, "Also write the model to OUT/steps/STEP every so many steps, for curves over training; 0: never.",
-    lower_bound=0)  # fmt: skip
+    "keep_every",
+    0,
+    "Also write the model to OUT/steps/STEP every so many steps, for curves over training; 0: never.",
+    lower_bound=0,
+)
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
 )
@@ -100,17 +110,41 @@ def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, l
     """The config.json of a model to train, without dropout."""
     if arch == "gpt2":
         return {
-            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
-            "vocab_size": vocab_size, "n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": length,
-            "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True,
-            "bos_token_id": 0, "eos_token_id": 0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-        }  # fmt: skip
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "activation_function": "gelu_new",
+            "vocab_size": vocab_size,
+            "n_layer": layers,
+            "n_embd": width,
+            "n_head": heads,
+            "n_positions": length,
+            "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+        }
     return {
-        "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_act": "gelu", "vocab_size": vocab_size,
-        "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width,
-        "max_position_embeddings": length, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "initializer_range": 0.02,
-        "tie_word_embeddings": True, "pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    }  # fmt: skip
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "vocab_size": vocab_size,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "max_position_embeddings": length,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
 
 
 def prepare_tokenizer(

@@ -1,6 +1,6 @@
 """Measures a model, whole or pruned, on text and on questions with given answers.
 
-    python -m experiments.tasks --model=runs/prune-gpt2-docs/model --text=docs.txt --tasks=mine.jsonl
+    python -m experiments.tasks --model=runs/pruned/model --text=docs.txt --tasks=mine.jsonl
     python -m experiments.tasks --model=gpt2 --tasks=arc_easy,copa
 
 Perplexity of every text file (one sentence or paragraph a line), and accuracy on every task: one of the hub by name

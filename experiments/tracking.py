@@ -23,8 +23,20 @@ from jmat.runtime.json_files import read_json_object
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # tracker → the package that writes for it, and its extra
 _STEPS = ("layer", "removed", "step")  # the first of these that a row has is its step
 # Fields that are part of a name: words always, numbers where a name would else have two figures at one step.
-_WORDS = ("model", "text", "task", "fit_corpus", "eval_corpus", "map", "of", "method", "score", "confidence", "check",
-          "site")  # fmt: skip
+_WORDS = (
+    "model",
+    "text",
+    "task",
+    "fit_corpus",
+    "eval_corpus",
+    "map",
+    "of",
+    "method",
+    "score",
+    "confidence",
+    "check",
+    "site",
+)
 _NUMBERS = ("target", "n_fit", "batch", "sentence", "position")
 
 flags.DEFINE_enum(

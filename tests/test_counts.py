@@ -53,7 +53,10 @@ def test_lines_and_tokens_that_are_not_scored_do_not_count(gpt2, monkeypatch):
     words = {"a": [5], "b": [5, 6, 7], "c": [*range(300)]}
     length = gpt2.config.num_positions
     monkeypatch.setattr(tasks, "special_tokens", lambda *_, **__: None)
-    cut = lambda ids: [np.asarray(ids[at : at + length], np.int32) for at in range(0, len(ids), length)]  # noqa: E731
+
+    def cut(ids):
+        return [np.asarray(ids[at : at + length], np.int32) for at in range(0, len(ids), length)]
+
     monkeypatch.setattr(tasks, "encode_pieces", lambda lines, *_: [cut(words[line]) for line in lines])
     (row,) = tasks.text_rows(gpt2, load_tokenizer(find(gpt2.name)), "name", ["a", "b", "c", "a"])
     pieces = -(-300 // length)
@@ -203,7 +206,10 @@ def test_bos_is_not_read_though_nobody_calls_it_special(monkeypatch):
     monkeypatch.setattr(sampling.encoding, "special_id", lambda _, name: {"unk": 2}[name])
     before = lambda *_, masked: SpecialTokens((5,), ())  # noqa: E731
     monkeypatch.setattr(sampling.encoding, "special_tokens", before)
-    skipped = lambda masked, skip: set(skipped_tokens(tokenizer, masked=masked, skip_special=skip))  # noqa: E731
+
+    def skipped(masked, skip):
+        return set(skipped_tokens(tokenizer, masked=masked, skip_special=skip))
+
     assert skipped(False, None) == skipped(True, None) == skipped(False, True) == {1, 5}
     assert skipped(False, False) == set()
 

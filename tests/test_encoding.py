@@ -137,7 +137,10 @@ def test_special_tokens_of_masked_and_causal_models(llama, byte_level, bert):
 
 def test_jmat_leaves_out_bos(llama, byte_level):
     options = {"protocol": "jmat", "max_length": 64, "seed": 0, "masked": False, "positions_per_sentence": 100}
-    positions = lambda **skips: make_examples(TEXTS[:1], TEXTS[1:2], llama, **options, **skips).fit.positions.tolist()  # noqa: E731
+
+    def positions(**skips):
+        return make_examples(TEXTS[:1], TEXTS[1:2], llama, **options, **skips).fit.positions.tolist()
+
     length = len(expected(llama, TEXTS[0]))
     assert positions() == [*range(1, length)]
     assert positions(skip_first=0) == [*range(1, length)]

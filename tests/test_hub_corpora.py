@@ -58,7 +58,9 @@ def test_fit_and_eval_come_from_different_documents():
 
 
 def test_seed_draws_files_sentences_and_order():
-    draw = lambda seed: hub_corpora.hub_fit_eval("wikipedia", 50, 20, seed, open_file=Hub(), split_text=split_text)  # noqa: E731
+    def draw(seed):
+        return hub_corpora.hub_fit_eval("wikipedia", 50, 20, seed, open_file=Hub(), split_text=split_text)
+
     assert draw(0) == draw(0)
     assert draw(0) != draw(1)
     first, second = Hub(), Hub()
@@ -68,7 +70,9 @@ def test_seed_draws_files_sentences_and_order():
 
 
 def test_a_sentence_is_never_taken_twice():
-    same = lambda address: [{"text": "The very same sentence stands here."}] * 100 + [{"text": None}]  # noqa: E731
+    def same(address):
+        return [{"text": "The very same sentence stands here."}] * 100 + [{"text": None}]
+
     with pytest.raises(ValueError, match=r"gave 1 sentences for num_fit=2"):
         hub_corpora.hub_fit_eval("wikipedia", 2, 1, 0, open_file=same, split_text=split_text)
     with pytest.raises(ValueError, match=r"gave 0 sentences for num_eval=1"):
@@ -131,7 +135,10 @@ def test_examples_are_cached_by_everything_that_matters(cache):
 def test_a_damaged_cache_is_made_anew(cache):
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE)
     given = dict(num_fit=4, num_eval=4, seed=0, protocol="din2023", max_length=128, masked=False)
-    make = lambda: hub_corpora.hub_examples("wikipedia", tokenizer, **given, open_file=Hub(), split_text=split_text)  # noqa: E731
+
+    def make():
+        return hub_corpora.hub_examples("wikipedia", tokenizer, **given, open_file=Hub(), split_text=split_text)
+
     first = make()
     (file,) = cache.iterdir()
     whole = file.read_bytes()

@@ -73,7 +73,10 @@ def bert():
 def hostile():
     """Nine layers of nothing but trouble."""
     tokens = HOSTILE
-    tops = lambda shift: [[[tokens[(i + shift) % len(tokens)], 0.5], ["x", 0.25]] for i in range(len(tokens))]  # noqa: E731
+
+    def tops(shift):
+        return [[[tokens[(i + shift) % len(tokens)], 0.5], ["x", 0.25]] for i in range(len(tokens))]
+
     predictions = {kind: [tops(shift + k) for k in (0, 1, 0)] for kind, shift in (("id", 0), ("mat", 3))}
     sentence = {"text": "".join(tokens), "tokens": tokens, "shown": 0, "predictions": predictions}
     return {"model": "<i>gpt2</i>", "task": "next", "blocks": 4, "layers": [0, 1, 4], "sentences": [sentence]}

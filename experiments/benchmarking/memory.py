@@ -64,7 +64,10 @@ def _main(folder: str, dtype: str, tokens: str, tokens_per_batch: str) -> dict[s
     peak = _resident("VmHWM")
     if before is None or peak is None:
         return None
-    size = lambda tree: int(sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(tree)))  # noqa: E731
+
+    def size(tree: Any) -> int:
+        return int(sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(tree)))
+
     return {"growth": peak - before, "weights": size(model), "statistics": size(moments)}
 
 

@@ -31,7 +31,10 @@ def numerical_rank(R: Array, rcond: Array | float | None) -> Array:
     """
     rows, D = R.shape
     R = R / _column_scale(R, rcond)
-    by_values = lambda: jnp.sum(_counts(jnp.linalg.svd(R, compute_uv=False), rcond), dtype=jnp.int32)  # noqa: E731
+
+    def by_values() -> Array:
+        return jnp.sum(_counts(jnp.linalg.svd(R, compute_uv=False), rcond), dtype=jnp.int32)
+
     if rows < D:
         return by_values()
     bound = jnp.linalg.norm(R) * jnp.linalg.norm(solve_triangular(R, jnp.eye(D, dtype=R.dtype)))

@@ -22,18 +22,19 @@ TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 # Fields that never change a forward pass at inference: bookkeeping, generation defaults, dropout, other heads.
 _NEUTRAL = frozenset(
     """
-    architectures bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
-    decoder_start_token_id forced_bos_token_id forced_eos_token_id initializer_range initializer_factor
-    model_type torch_dtype dtype transformers_version use_cache gradient_checkpointing id2label label2id
-    num_labels problem_type finetuning_task task_specific_params output_attentions output_hidden_states
-    output_scores output_past return_dict return_dict_in_generate torchscript use_bfloat16 tokenizer_class
-    prefix language keys_to_ignore_at_inference do_sample early_stopping length_penalty max_length
-    max_new_tokens min_length no_repeat_ngram_size encoder_no_repeat_ngram_size num_beams num_beam_groups
+    architectures bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id
+    unk_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id initializer_range
+    initializer_factor model_type torch_dtype dtype transformers_version use_cache
+    gradient_checkpointing id2label label2id num_labels problem_type finetuning_task
+    task_specific_params output_attentions output_hidden_states output_scores output_past
+    return_dict return_dict_in_generate torchscript use_bfloat16 tokenizer_class prefix language
+    keys_to_ignore_at_inference do_sample early_stopping length_penalty max_length max_new_tokens
+    min_length no_repeat_ngram_size encoder_no_repeat_ngram_size num_beams num_beam_groups
     num_return_sequences repetition_penalty temperature top_k top_p typical_p bad_words_ids
     begin_suppress_tokens suppress_tokens exponential_decay_length_penalty diversity_penalty
-    remove_invalid_values tf_legacy_loss chunk_size_feed_forward classifier_dropout resid_pdrop embd_pdrop
-    attn_pdrop hidden_dropout_prob attention_probs_dropout_prob name_or_path attn_implementation vocab_file
-    jmat
+    remove_invalid_values tf_legacy_loss chunk_size_feed_forward classifier_dropout resid_pdrop
+    embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob name_or_path
+    attn_implementation vocab_file jmat
     """.split()
 )
 # Fields that would change the numbers if they held anything else than this.

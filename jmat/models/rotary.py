@@ -21,8 +21,8 @@ _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_
 _WORDS = {"rope_type": str, "type": str, "truncate": bool}
 _NUMBERS = frozenset(
     """
-    rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow
-    attention_factor mscale mscale_all_dim partial_rotary_factor
+    rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast
+    beta_slow attention_factor mscale mscale_all_dim partial_rotary_factor
     """.split()
 )
 

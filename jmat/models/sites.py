@@ -6,15 +6,15 @@ The names are the same for every architecture; `i` counts blocks from 0, `h` hea
 | site | value | what stands in for it gets, and gives the value |
 |---|---|---|
 | `embed` | h_0 [B, T, D], the stream that enters block 0 | tokens [B, T] |
-| `block.{i}.ln_1`, `.ln_2` | output [B, T, D] of a block's first and second norm | the norm's input |
-| `block.{i}.attn`, `.ffn` | output [B, T, D] of attention, feed-forward, before the residual add | its input |
-| `block.{i}.attn.q` | queries [B, T, H, K]: the projection, before norms and rotary positions | attention's input |
-| `block.{i}.attn.k`, `.attn.v` | keys, values [B, T, G, K], likewise; G = `kv_heads`, or H | attention's input |
-| `block.{i}.attn.scores` | `scale · q kᵀ + bias` [B, H, T, T], float32, before the mask | attention's input |
-| `block.{i}.attn.pattern` | softmax of the masked scores [B, H, T, T] (query, key) | the masked scores |
-| `block.{i}.attn.z` | outputs of all heads [B, T, H, K], before the output projection | attention's input |
+| `block.{i}.ln_1`, `.ln_2` | output [B, T, D] of the first and second norm | the norm's input |
+| `block.{i}.attn`, `.ffn` | output [B, T, D] of the part, before the residual add | its input |
+| `block.{i}.attn.q` | queries [B, T, H, K], before norms and rotary positions | attention's input |
+| `block.{i}.attn.k`, `.attn.v` | keys, values [B, T, G, K], likewise; G: `kv_heads` | attention's input |
+| `block.{i}.attn.scores` | `scale · q kᵀ + bias` [B, H, T, T], before the mask | attention's input |
+| `block.{i}.attn.pattern` | their softmax [B, H, T, T] (query, key) | the masked scores |
+| `block.{i}.attn.z` | all heads' outputs [B, T, H, K], before projection | attention's input |
 | `block.{i}.attn.head.{h}` | one head of `attn.z`, [B, T, K] | attention's input |
-| `block.{i}.ffn.hidden` | neurons [B, T, F]: the input of the feed-forward part's last projection | its input |
+| `block.{i}.ffn.hidden` | neurons [B, T, F]: what the last projection of `ffn` reads | its input |
 | `block.{i}.mid` | stream [B, T, D] after the attention add | (a sum: it is read only) |
 | `block.{i}` | h_{i+1} [B, T, D], the stream after the block | h_i |
 | `final_norm` | the stream [B, T, D] as the head reads it | h_L |

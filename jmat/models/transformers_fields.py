@@ -11,15 +11,16 @@ from jmat.runtime.transformers_package import transformers_package
 # the installed transformers.
 READ_UNDECLARED = frozenset(
     """
-    attention_chunk_size attribute_map chain_hidden_post_norm decoder device_map distributed_config dtype_plan
-    embedding_size encoder experts_implementation fusion_config generator gradient_checkpointing head_dim
-    hf_quantizer is_causal is_quantized kv_sharing_modes layer_types logits_mup_width_multiplier
-    mtp_hidden_states_first mtp_layer_types mtp_mlp_layer_types mtp_per_layer_config n_embed num_mtp_layers
-    original_max_position_embeddings partial_rotary_factor per_layer_config pruned_heads quant_method
-    quantization_config rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct sliding_window
-    text_config text_encoder tie_encoder_decoder tie_last_hidden_states tie_word_embeddings
-    token_classification_bias torchscript transformers_weights unpadded_vocab_size use_bidirectional_attention
-    vision_config weight_mapping
+    attention_chunk_size attribute_map chain_hidden_post_norm decoder device_map distributed_config
+    dtype_plan embedding_size encoder experts_implementation fusion_config generator
+    gradient_checkpointing head_dim hf_quantizer is_causal is_quantized kv_sharing_modes layer_types
+    logits_mup_width_multiplier mtp_hidden_states_first mtp_layer_types mtp_mlp_layer_types
+    mtp_per_layer_config n_embed num_mtp_layers original_max_position_embeddings
+    partial_rotary_factor per_layer_config pruned_heads quant_method quantization_config
+    rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct sliding_window text_config
+    text_encoder tie_encoder_decoder tie_last_hidden_states tie_word_embeddings
+    token_classification_bias torchscript transformers_weights unpadded_vocab_size
+    use_bidirectional_attention vision_config weight_mapping
     """.split()
 )
 # Those that say nothing where they are null: the code asks for them with None as default.

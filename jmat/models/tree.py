@@ -9,8 +9,29 @@ from jmat.models.family import Transformer, check_model
 from jmat.models.sites import SUBMODULES
 
 # Parts and parameters in the order of `jmat.sites`; others come after these.
-_ORDER = (*SUBMODULES, "tokens", "positions", "types", "project", "dense", "norm", "q", "k", "v", "o", "q_norm",
-          "k_norm", "gate", "up", "down", "out", "table", "kernel", "scale", "bias")  # fmt: skip
+_ORDER = (
+    *SUBMODULES,
+    "tokens",
+    "positions",
+    "types",
+    "project",
+    "dense",
+    "norm",
+    "q",
+    "k",
+    "v",
+    "o",
+    "q_norm",
+    "k_norm",
+    "gate",
+    "up",
+    "down",
+    "out",
+    "table",
+    "kernel",
+    "scale",
+    "bias",
+)
 
 
 class _Part(NamedTuple):

@@ -199,9 +199,15 @@ def _exit_panel(across: str, rows: Sequence[Row], looks: Mapping[str, Look]) -> 
                 line(panel, x, hits, look, linestyle=style)
         panel.set(xlabel=_COSTS[across], ylabel="precision@1", ylim=(0, 1.02))
         panel.annotate(
-            "95 %", (0, _LEVEL), xycoords=("axes fraction", "data"), xytext=(4, -2), textcoords="offset points",
-            color="0.4", fontsize=7, va="top",
-        )  # fmt: skip
+            "95 %",
+            (0, _LEVEL),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, -2),
+            textcoords="offset points",
+            color="0.4",
+            fontsize=7,
+            va="top",
+        )
 
     maps = [key(readable(name), look) for name, look in looks.items()]
     occurring = {row["confidence"] for row in rows}

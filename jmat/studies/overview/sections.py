@@ -95,11 +95,12 @@ def _prune(rows: Sequence[Row]) -> str:
     metrics = ("perplexity", "kl", "precision@1", "parameters", "flops", "microseconds_per_token")
     models = [{**row, "blocks": row["blocks"] or "none"} for row in rows if "blocks" in row]
     return rows_table(
-        models, "Pruned models, by the blocks that are removed", index="blocks", columns=("metric", "method"),
+        models,
+        "Pruned models, by the blocks that are removed",
+        index="blocks",
+        columns=("metric", "method"),
         metrics=metrics,
-    ) + rows_table(
-        _of(rows, metric="block_score"), "Scores of every block of the whole model", columns=("score",)
-    )  # fmt: skip
+    ) + rows_table(_of(rows, metric="block_score"), "Scores of every block of the whole model", columns=("score",))
 
 
 def _probe(rows: Sequence[Row]) -> str:

@@ -9,8 +9,8 @@ With h = h_i the stream before block i, and h' = h_j the stream after block j �
 | `kl` | KL(whole ‖ without these blocks), in nats a token, measured | the lowest |
 | `block_influence` | `1 − E cos(h, h')` (ShortGPT; Men et al. 2024) | the lowest |
 | `angular` | `E arccos(cos(h, h')) / π` (Gromov et al. 2024) | the lowest |
-| `linearity` | `1 − min ‖H A − H'‖²`, both centred and of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
-| `linearity_without_residual` | the same between H and H' − H; ours as an order of removal | the highest |
+| `linearity` | `1 − min ‖H A − H'‖²`, centred, of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
+| `linearity_without_residual` | the same between H and H' − H; an order of our own | the highest |
 
 Razzhigaev et al. 2024 order blocks by `linearity`, and report the score without the
 residual as a measurement. What a block adds can be linear in what it reads and yet be

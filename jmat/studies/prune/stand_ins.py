@@ -7,7 +7,7 @@ which turn h_start into h_stop. What stands in for a stretch is one map:
 |---|---|---|
 | `delete` | `h_start` | no map |
 | `map`, `distil` | `h_start @ W (+ b)` | `W [D, D]` |
-| `merge` | `h_start + a @ C (+ c)`, a being hidden in the FFN before the stretch | `C [F, D]`; see `merge` |
+| `merge` | `h_start + a @ C (+ c)`, a: neurons of the FFN before it | `C [F, D]`; see `merge` |
 """
 
 import dataclasses
