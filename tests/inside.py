@@ -25,12 +25,14 @@ from absl import app, flags  # noqa: F401 (defines flags, which every script exp
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
+from jmat.capture import reading
 from jmat.maps.files import read_maps
 from jmat.metrics import bootstrap
 from jmat.metrics.predictions import Predictions
 from jmat.report.notes import AGREEMENT, format_notes
 from jmat.runtime import checkpoints  # noqa: F401 (imports orbax)
 from jmat.runtime.errors import printable
+from jmat.studies import fitting
 from tests import kept
 from tests.test_reference import REFERENCE
 
@@ -44,6 +46,7 @@ NOTE = "a note on what is predicted"  # stands in every run in place of the note
 _PREDICT = (
     "layer_jump map_zoo submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
 )
+_OWN_SIZES = ("benchmark", "bundled_quality")  # scripts whose batches have sizes of their own
 _OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of some rows only, or of none
 
 
@@ -111,6 +114,15 @@ def _call(script, words) -> Outcome:
         collected.setdefault(id(predictions), [predictions]).append(np.asarray(probabilities)[kept_ones])
         to(predictions, logits, real)
 
+    sizes: set[int] = set()
+
+    def sized(make):
+        def batches(*given, **named):
+            sizes.add(named["tokens_per_batch"])
+            return make(*given, **named)
+
+        return batches
+
     arguments = [f"experiments.{script}", *words, f"--out={out}"]
     printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with _as_before(), loaded(script) as module, mock.patch.object(sys, "argv", arguments):
@@ -120,6 +132,9 @@ def _call(script, words) -> Outcome:
                 mock.patch.object(Predictions, "add", add),
                 mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
                 mock.patch.object(bootstrap, "_count_chunks", wraps=bootstrap._count_chunks) as draw,
+                mock.patch.object(reading, "padded_batches", sized(reading.padded_batches)),
+                mock.patch.object(reading, "packed", sized(reading.packed)),
+                mock.patch.object(fitting, "packed_batches", sized(fitting.packed_batches)),
                 contextlib.redirect_stdout(printed),
                 contextlib.redirect_stderr(said),
             ):
@@ -135,6 +150,9 @@ def _call(script, words) -> Outcome:
     outcome = Outcome(kept.name_of(script, words), out, *texts, tuple(figures), collected_ones)
     wanted = next((int(word.partition("=")[2]) for word in words if word.startswith("--seed=")), 0)
     assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, "resamples by --seed"
+    if script not in _OWN_SIZES:
+        size = next((int(word.partition("=")[2]) for word in words if word.startswith("--tokens_per_batch=")), 1024)
+        assert sizes <= {size}, "tokens in a batch as --tokens_per_batch says, by default what suits a CPU"
     _check_notes(script, outcome)
     kept.check(outcome)
     return outcome

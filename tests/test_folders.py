@@ -366,6 +366,20 @@ def test_a_home_folder_is_found(tmp_path, monkeypatch):
         assert claim.folder == tmp_path / "out"
 
 
+def test_the_folder_that_is_proposed_is_the_first_that_is_free(tmp_path):
+    out = tmp_path / "out"
+    run(out)
+    for taken in range(2, 5):
+        told = rf"--seed was 0 and is 1\); choose another --out, such as --out={out}-{taken}, or --overwrite"
+        with pytest.raises(ValueError, match=told):
+            claim_output_folder(out, "r2", CONFIG | {"seed": 1})
+        (tmp_path / f"out-{taken}").mkdir()
+    told = rf"{out} belongs to experiment r2, this is probe; choose another --out, or --overwrite to replace it"
+    with pytest.raises(ValueError, match=told):
+        claim_output_folder(out, "probe", CONFIG)
+    run(out, config=CONFIG)  # its own flags: taken over as it is
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
     out = tmp_path / "out"

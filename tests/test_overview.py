@@ -8,6 +8,7 @@ import re
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,8 +18,9 @@ from jmat.capture.shared import SharedActivations
 from jmat.data.examples import Examples, Split
 from jmat.report.results import Results, read_results
 from jmat.studies import layer_jump, overview, peek, prune, r2
-from jmat.studies.overview import finished
+from jmat.studies.overview import finished, study
 from jmat.studies.overview.claims import CLAIMS, verdicts
+from jmat.studies.overview.options import reason_against
 from jmat.studies.overview.page import page
 from jmat.studies.overview.rules import Evidence
 from jmat.studies.overview.tables import number
@@ -195,6 +197,35 @@ def test_a_setting_is_refused_before_any_work(loaded, few):
         overview.Options(score="size")
     with pytest.raises(ValueError, match=r"remove=4: expected 1 \.\. 3"):
         overview.run(loaded[0], few, overview.Options(remove=4), tokenizer=loaded[1])
+
+
+def test_every_study_gets_the_settings_of_its_names_and_snapshots_of_its_own(tmp_path):
+    """Each setting has another value than its default."""
+    given = {"seed": 5, "intercept": True, "tokens_per_batch": 99, "protocol": "jmat", "skip_first": 3}
+    given |= {"skip_special": True, "snapshot_every": 7.0, "method": ("merge",), "remove": 2, "score": "angular"}
+    options = overview.Options(snapshot_folder=tmp_path, **given)
+    for name, module in overview.STUDIES.items():
+        found = vars(study._settings(name, options))
+        own = {field.name for field in dataclasses.fields(module.Options)}
+        assert {each: found[each] for each in given if each in own} == {k: v for k, v in given.items() if k in own}
+        assert found.get("snapshot_folder") == (tmp_path / name if "snapshot_folder" in own else None)
+        others = {each: value for each, value in found.items() if each not in {*given, "snapshot_folder"}}
+        assert others == {each: getattr(module.Options(), each) for each in others}
+
+
+HEADS = {"layer_jump", "submodule_ablation", "early_exit", "prune", "probe", "peek"}
+
+
+def test_studies_that_predict_nothing_need_no_head(loaded):
+    model, tokenizer = loaded
+    without = jax.tree.map(lambda leaf: leaf, model)
+    without.head = None
+    for name in overview.STUDIES:
+        assert reason_against(name, model, tokenizer, overview.Options()) is None
+        reason = reason_against(name, without, tokenizer, overview.Options())
+        assert reason == ("the model has no language-model head" if name in HEADS else None)
+        reason = reason_against(name, model, None, overview.Options())
+        assert reason == ("the model has no tokenizer" if name in ("probe", "peek") else None)
 
 
 def test_a_model_without_tokenizer_leaves_studies_out(loaded, few, made):

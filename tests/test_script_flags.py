@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import sys
+import types
 
 import pytest
 from absl import flags
@@ -196,3 +197,67 @@ def test_the_flags_of_the_model_count_as_read_and_overwrite_arrives(script, give
     assert set(seen["writes"]) == {"a.png", "b.json"}
     assert seen["overwrite"] == bool(given)
     assert (seen["experiment"], seen["config"]["seed"]) == (script, 5)
+
+
+MODEL_FLAGS = {"dtype": "bfloat16", "ignore_config": "odd", "revision": "v2", "shard_parameters": True}
+# Script → the function that loads its model, and the flags of the model that must arrive there.
+LOADERS = {
+    "layer_jump": ("common.load", ("dtype", "ignore_config", "revision", "shard_parameters")),
+    "report": ("common.load", ("dtype", "ignore_config", "revision", "shard_parameters")),
+    "tasks": ("load_pruned", ("dtype", "ignore_config", "revision")),
+    "verify": ("load_model", ("dtype", "ignore_config")),
+}
+
+
+def recorded(monkeypatch, module, path):
+    """Replaces a function of a script by one that keeps its arguments and ends the run."""
+    seen = {}
+
+    def stop(*given, **how):
+        seen.update(how, given=given)
+        raise ValueError("stopped")
+
+    home, _, name = path.rpartition(".")
+    monkeypatch.setattr(getattr(module, home) if home else module, name, stop)
+    return seen
+
+
+@pytest.mark.parametrize("script", LOADERS)
+def test_the_flags_of_the_model_arrive_where_it_is_loaded(script, monkeypatch):
+    path, names = LOADERS[script]
+    given = {name: value for name, value in MODEL_FLAGS.items() if name in (*names, "revision")}
+    with loaded(script) as module:
+        seen = recorded(monkeypatch, module, path)
+        if script == "verify":
+            monkeypatch.setattr(module, "find", lambda name, *, revision: (name, revision))
+        with pytest.raises(ValueError, match="stopped"):
+            call(script, model="some/model", text=text() if script == "tasks" else None, **given)
+    wanted = {name: ("odd",) if name == "ignore_config" else MODEL_FLAGS[name] for name in names}
+    assert {name: seen[name] for name in names} == wanted
+    assert seen["given"] == (("some/model", "v2"),) if script == "verify" else ("some/model",)
+
+
+@pytest.mark.parametrize(("name", "revision"), [("other/model", None), ("step-3", "step-3")])
+def test_another_checkpoint_is_loaded_as_the_model_is(name, revision, monkeypatch):
+    with loaded("linearity") as module:
+        words = ["--dtype=bfloat16", "--shard_parameters", "--ignore_config=odd", "--model=some/model", "--revision=v2"]
+        flags.FLAGS(["experiments.linearity", *words])
+        monkeypatch.setattr(module, "find", lambda source, *, revision: (source, revision))
+        monkeypatch.setattr(module, "fields_among", lambda place, fields: (place, *fields))
+        seen = recorded(monkeypatch, module, "load")
+        with pytest.raises(ValueError, match="stopped"):
+            module.load_other(None, name, revision=revision is not None)
+    source = "some/model" if revision else name
+    assert seen == {
+        "given": (source,), "dtype": "bfloat16", "shard_parameters": True, "revision": revision,
+        "ignore_config": ((source, revision), "odd"),
+    }  # fmt: skip
+
+
+def test_the_second_model_of_a_probe_has_the_dtype_of_the_first(monkeypatch):
+    with loaded("probe") as module:
+        seen = recorded(monkeypatch, module, "load")
+        job = types.SimpleNamespace(config={"dtype": "float16", "model": "one"})
+        with pytest.raises(ValueError, match="stopped"):
+            module.load_other(job, "two", reads_corpus=True)
+    assert seen == {"given": ("two",), "dtype": "float16"}
