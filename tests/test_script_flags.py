@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import pathlib
 import sys
 import types
 
@@ -9,6 +10,7 @@ import pytest
 from absl import flags
 
 from jmat.models import gpt2, llama  # noqa: F401 (imported before scripts are)
+from jmat.report.results import Results
 from jmat.studies.settings import Settings
 from tests.inside import call, loaded, text
 
@@ -261,3 +263,53 @@ def test_the_second_model_of_a_probe_has_the_dtype_of_the_first(monkeypatch):
         with pytest.raises(ValueError, match="stopped"):
             module.load_other(job, "two", reads_corpus=True)
     assert seen == {"given": ("two",), "dtype": "float16"}
+
+
+# Flags of the studies' own scripts that are no settings, as the report's files have them.
+NOT_GIVEN = {
+    "linearity": {"revisions": [], "against": None},
+    "probe": {"labels": None, "against": None},
+    "peek": {"sentences": None, "maps": None},
+}
+
+
+@pytest.mark.parametrize("study", [name for name in STUDIES if name not in ("cross_corpus", "tasks", "report")])
+def test_a_study_of_the_report_is_described_as_by_its_own_script(study, monkeypatch):
+    seen = {}
+
+    def run(model, examples, options, **how):
+        seen.update(how)
+        raise ValueError("stopped")
+
+    with loaded("report") as module:
+        job = types.SimpleNamespace(
+            model=1, examples=2, out=pathlib.Path("x"), path=None, context={"say": None}, options=lambda kind: kind(),
+            described=lambda results, *, config: config,
+        )  # fmt: skip
+        monkeypatch.setattr(module.common, "start", lambda *_, **__: job)
+        monkeypatch.setattr(module.overview, "run", run)
+        monkeypatch.setattr(sys, "argv", ["experiments.report"])
+        flags.FLAGS(["experiments.report", "--num_fit=7", "--model=some"])
+        with pytest.raises(ValueError, match="stopped"):
+            module.main([])
+        settings = dataclasses.asdict(options_of(study)(seed=5)) | {"model": "some"}
+        config = seen["described"](Results(study, [], settings))
+    settings = {name: value for name, value in settings.items() if not name.startswith("snapshot_")}
+    shared = {"num_fit": 7, "num_eval": 3000, "corpus": "docs", "seed": 0, **NOT_GIVEN.get(study, {})}
+    assert {name: config[name] for name in {*settings, *shared}} == settings | shared
+    assert (seen["folder"], seen["say"]) == (pathlib.Path("x"), None)
+    with loaded(study) as module:
+        monkeypatch.setattr(sys, "argv", [f"experiments.{study}"])
+        flags.FLAGS([f"experiments.{study}"])
+        own = module.common.own_flags()
+    assert set(config) == set(own)
+
+
+@pytest.mark.parametrize("twice", ["{0},{0}", "{0},{1}/../{2}", "docs,jmat:docs", "docs,{0},docs"])
+def test_a_corpus_is_named_once_under_whatever_name(twice):
+    path = text()
+    names = twice.format(path, path.parent, path.name).split(",")
+    if "/../" in twice:
+        names[1] = str(path.parent / ".." / path.parent.name / path.name)
+    with pytest.raises(ValueError, match=r"--corpora=.* names a corpus twice"):
+        call("cross_corpus", corpora=names)
