@@ -8,10 +8,10 @@ from numpy import ndarray
 
 from jmat.models.config import ModelConfig
 
+Numbers = float | int | np.number | ndarray  # one, or one an example
 
-def block_flops(
-    config: ModelConfig, tokens: float | int | ndarray, context: float | int | ndarray
-) -> float | int | ndarray:
+
+def block_flops(config: ModelConfig, tokens: Numbers, context: Numbers) -> Numbers:
     """Returns the operations of one block over `tokens` positions that look at
     `context` positions each: projections, attention, feed-forward.
     """
