@@ -205,12 +205,25 @@ def test_every_study_gets_the_settings_of_its_names_and_snapshots_of_its_own(tmp
     given |= {"skip_special": True, "snapshot_every": 7.0, "method": ("merge",), "remove": 2, "score": "angular"}
     options = overview.Options(snapshot_folder=tmp_path, **given)
     for name, module in overview.STUDIES.items():
-        found = vars(study._settings(name, options))
+        found = vars(study._settings(name, options, 8))
         own = {field.name for field in dataclasses.fields(module.Options)}
         assert {each: found[each] for each in given if each in own} == {k: v for k, v in given.items() if k in own}
         assert found.get("snapshot_folder") == (tmp_path / name if "snapshot_folder" in own else None)
         others = {each: value for each, value in found.items() if each not in {*given, "snapshot_folder"}}
         assert others == {each: getattr(module.Options(), each) for each in others}
+
+
+def test_of_a_deep_model_parts_are_replaced_at_ten_layers():
+    """The time of submodule_ablation at all layers would grow with their square."""
+    name = "submodule_ablation"
+    layers = {count: study._settings(name, overview.Options(), count).layers for count in (1, 9, 10, 12, 30)}
+    assert layers == {
+        1: (),
+        9: (),
+        10: (0, 1, 2, 3, 4, 6, 7, 8, 9, 10),
+        12: (0, 1, 3, 4, 5, 7, 8, 9, 11, 12),
+        30: (0, 3, 7, 10, 13, 17, 20, 23, 27, 30),
+    }
 
 
 HEADS = {"layer_jump", "submodule_ablation", "early_exit", "prune", "probe", "peek"}

@@ -29,6 +29,10 @@ STUDIES: dict[str, ModuleType] = {
 # The study that reads the most sites comes first: what it reads serves all others.
 ORDER = ("submodule_ablation", *(name for name in STUDIES if name != "submodule_ablation"))
 
+# Source layers of submodule_ablation, which runs the blocks behind each of them: the time of all
+# layers would grow with their square.
+MOST_LAYERS = 10
+
 _NEED_NO_HEAD = ("r2", "linearity")
 _NEED_TOKENIZER = ("probe", "peek")
 _Kind = TypeVar("_Kind", bound=Settings)
@@ -64,6 +68,15 @@ class Options(ReadingSettings):
         return kind(
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(kind) if field.name in own}
         )
+
+
+def ablated_layers(layers: int) -> tuple[int, ...]:
+    """Returns the source layers of submodule_ablation: `MOST_LAYERS` of 0 .. L, evenly
+    apart; none, for all of them, where there are no more.
+    """
+    if layers < MOST_LAYERS:
+        return ()
+    return tuple(round(k * layers / (MOST_LAYERS - 1)) for k in range(MOST_LAYERS))
 
 
 def reason_against(name: str, model: Transformer, tokenizer: Tokenizer | None, options: Options) -> str | None:

@@ -128,7 +128,8 @@ SECTIONS: dict[str, About] = {
     "submodule_ablation": About(
         "Which sub-modules a linear map can stand in for",
         "From layer l on, all attentions, all feed-forward parts or all layer norms are replaced by linear maps of "
-        "their inputs, fitted on the whole model; beside them the map that replaces whole blocks.",
+        "their inputs, fitted on the whole model; beside them the map that replaces whole blocks. Of models with more "
+        "than nine blocks, ten layers are shown.",
         {"submodule_ablation": "precision@1, @5 and @10 and surprisal by the layer from which parts are replaced"},
         _submodules,
     ),

@@ -17,11 +17,11 @@ from jmat.report.results import Results, environment, ignore_message
 from jmat.runtime.annotations import Fields, JsonObject, Keywords
 from jmat.runtime.files import save_atomically
 from jmat.runtime.replaced import discard_replaced
-from jmat.studies import peek
+from jmat.studies import peek, submodules
 from jmat.studies.overview import finished, rules
 from jmat.studies.overview.claims import HOLDS, Verdict, verdicts
 from jmat.studies.overview.finished import Finished
-from jmat.studies.overview.options import ORDER, STUDIES, Options, reason_against
+from jmat.studies.overview.options import ORDER, STUDIES, Options, ablated_layers, reason_against
 from jmat.studies.overview.page import page
 from jmat.studies.settings import Say, Settings, Subject, read_subject
 
@@ -161,7 +161,7 @@ def run(
     for name in ORDER:
         if name in skipped:
             continue
-        settings = _settings(name, options)
+        settings = _settings(name, options, model.config.layers)
         expected = described(finished.empty(name, subject, settings))
         home = None if folder is None else pathlib.Path(folder) / name
         kept = None if home is None else finished.read(home, expected)
@@ -185,9 +185,11 @@ def run(
     return _overview(subject, options, described, done, skipped, failures, shared.passes)
 
 
-def _settings(name: str, options: Options) -> Settings:
+def _settings(name: str, options: Options, layers: int) -> Settings:
     """Returns the settings of a study, which has snapshots of its own."""
     settings = options.of(STUDIES[name].Options)
+    if isinstance(settings, submodules.Options):
+        return dataclasses.replace(settings, layers=ablated_layers(layers))
     if getattr(settings, "snapshot_folder", None) is None:
         return settings
     return dataclasses.replace(settings, snapshot_folder=settings.snapshot_folder / name)
