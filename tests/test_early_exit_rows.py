@@ -6,6 +6,7 @@ from flax import nnx
 
 from jmat import models
 from jmat.data.examples import Split
+from jmat.maps.types import Constant
 from jmat.models.flops import block_flops, head_flops, map_flops
 from jmat.studies.early_exit import curves
 from jmat.studies.early_exit.curves import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
@@ -243,7 +244,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
         ("mat", "gap_cheap"): ((0.5, 0.6, 0.7), Outcome(layers, hits[[1, 2, 2]])),
         ("id", "gap"): ((0.8, 0.9, 1.0), Outcome(layers, hits)),
     }
-    maps = {l: f"map {l}" for l in range(L + 1)}
+    maps = {l: Constant(np.full(1, float(l))) for l in range(L + 1)}
     words = np.array([3, 4])
     rows = timing_rows(model, maps, words, EVERY, outcomes, (split, count), "jmat", level=0.75)
 
@@ -264,7 +265,7 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
                 lam, layers = (0.2, [1, 2, 3, 4]) if name == "naive" else (0.5, [2, 4])
                 expected = [0.9 * lam + 0.1 * np.exp(-4 * t / mean_length) for t in positions[mine]]
                 np.testing.assert_allclose(thresholds, expected)
-                assert dict(rule.maps) == {l: f"map {l}" for l in layers}
+                assert dict(rule.maps) == {l: maps[l] for l in layers}
                 assert rule.words is (None if name == "naive" else words)
     for size in (1, count):
         mine = [row for row in rows if row["batch"] == size]
