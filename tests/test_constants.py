@@ -207,6 +207,7 @@ CHOICES = [
     (ReadingSettings, "protocol", ("din2023", "jmat")),
     (FitSettings, "fit_tokens", ("sampled", "all")),
     (FitSettings, "route", ("auto", "memory", "streaming")),
+    (FitSettings, "solver", ("qr", "lstsq")),
     (linearity.Options, "tokens", ("sampled", "all")),
     (early_exit.Options, "protocol", ("din2023", "jmat")),
     (probe.Options, "classifier", ("ridge", "logistic")),

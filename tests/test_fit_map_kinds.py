@@ -14,6 +14,7 @@ from jmat.maps.metric import head_metric
 from jmat.maps.plain import plain_lstsq
 from jmat.maps.regression import Regression, pair_moments
 from jmat.maps.types import Linear
+from jmat.studies import layer_jump
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,16 @@ def test_the_plain_solver_looks_at_what_it_is_given():
     with pytest.raises(ValueError, match="NaN or infinite"):
         plain_lstsq(X * np.nan, X)
     assert int(plain_lstsq(X * 0, X).rank) == 0
+
+
+def test_studies_fit_by_the_plain_solver(gpt2, gpt2_examples, acts):
+    said = []
+    options = layer_jump.Options(targets="final", solver="lstsq")
+    results = layer_jump.run(gpt2, gpt2_examples, options, say=said.append)
+    assert np.array_equal(results.maps["mat.1.4"].W, jnp.linalg.lstsq(acts["block.0"], acts["block.3"], rcond=0)[0])
+    assert "route memory, which solver lstsq needs" in said
+    usual = layer_jump.run(gpt2, gpt2_examples, layer_jump.Options(targets="final"))
+    for mine, theirs in zip(results.rows, usual.rows, strict=True):
+        assert mine["value"] == pytest.approx(theirs["value"], rel=0.02, abs=6e-3)
+    with pytest.raises(ValueError, match="solver='lstsq' needs stored activations: leave out route='streaming'"):
+        layer_jump.Options(solver="lstsq", route="streaming")

@@ -27,15 +27,15 @@ def moments_of(streams, targets):
     return update(empty, {s: jnp.asarray(x) for s, x in zip(sites, streams, strict=True)}, jnp.ones(N))
 
 
-@pytest.mark.parametrize("route", ["memory", "streaming"])
+@pytest.mark.parametrize("route", ["memory", "lstsq", "streaming"])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("targets", ["all", "final"])
 def test_maps_are_least_squares(streams, route, intercept, targets):
     how = {"targets": targets, "intercept": intercept}
-    if route == "memory":
-        maps, solutions = fit_jumps(streams, **how)
-    else:
+    if route == "streaming":
         maps, solutions = fit_jumps_to_moments(moments_of(streams, targets), L, **how)
+    else:
+        maps, solutions = fit_jumps(streams, solver="lstsq" if route == "lstsq" else "qr", **how)
     expected = [(i, j) for i in range(L) for j in range(i + 1, L + 1) if targets == "all" or j == L]
     assert sorted(maps) == expected
     assert {i: solution.n for i, solution in solutions.items()} == dict.fromkeys(range(L), N)

@@ -235,6 +235,7 @@ def test_the_table_has_means_costs_and_layers(results):
         ({"kinds": []}, "no kind of map is named"),
         ({"intercept": True}, "each kind has an intercept or none"),
         ({"route": "disk"}, "route='disk'"),
+        ({"solver": "lstsq"}, "solver='lstsq': all kinds are fitted from one set of moments"),
         ({"route": "streaming"}, "route='streaming' stores no activations, on which kind 'tuned' is trained"),
     ],
 )

@@ -3,16 +3,17 @@ moments (Din et al. 2023).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair
 from jmat.maps.from_moments import fit
-from jmat.maps.least_squares import Solution, checked, factorise_each
+from jmat.maps.least_squares import Factors, Solution, checked, factorise_each
+from jmat.maps.plain import plain_lstsq
 from jmat.maps.types import Linear
 from jmat.models.sites import stream_sites
 from jmat.runtime.progress import track
@@ -23,6 +24,7 @@ def fit_jumps(
     *,
     targets: str = "all",
     intercept: bool = False,
+    solver: str = "qr",
     progress: str | None = None,
 ) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
     """Fits `mat_{i→j}` by least squares from every source layer i to its targets j > i;
@@ -32,6 +34,7 @@ def fit_jumps(
       streams: h_0 .. h_L at the same examples.
       targets: `all` layers after the source, or only the `final` one.
       intercept: fit `y = x @ W + b` instead of the paper's `y = x @ W`.
+      solver: `qr`, or `lstsq` for one call of `jnp.linalg.lstsq` a pair.
       progress: what the progress bar says; None shows none.
 
     Returns:
@@ -43,9 +46,15 @@ def fit_jumps(
     held = [checked("X" if l < L else "Y", stream) for l, stream in enumerate(streams)]
     maps: dict[tuple[int, int], Linear] = {}
     solutions: dict[int, Solution] = {}
-    for i, factors in enumerate(track(factorise_each(held[:L], intercept=intercept), progress, total=L)):
+    sources: Iterable[Factors | Array] = held[:L]
+    if solver == "qr":
+        sources = factorise_each(held[:L], intercept=intercept)
+    for i, source in enumerate(track(sources, progress, total=L)):
         to = jump_targets(i, L, targets)
-        solved = [factors.solve(held[j], residual=False) for j in to]
+        if isinstance(source, Factors):
+            solved = [source.solve(held[j], residual=False) for j in to]
+        else:
+            solved = [plain_lstsq(source, held[j], intercept=intercept) for j in to]
         maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
         shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
         biases = [solution.bias for solution in solved if solution.bias is not None]

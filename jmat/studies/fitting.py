@@ -20,6 +20,7 @@ from jmat.data.examples import Examples, Split
 from jmat.data.sampling import PROTOCOLS, skipped_tokens
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.maps.least_squares import Solution
+from jmat.maps.plain import SOLVERS
 from jmat.maps.types import Linear
 from jmat.models.cost import statistics_bytes
 from jmat.models.family import Transformer
@@ -75,16 +76,22 @@ class FitSettings(ReadingSettings):
         `all` tokens.
       route: `memory` stores activations, `streaming` sums their moments; `auto`
         chooses.
+      solver: of stored activations: `qr`, or `lstsq` for
+        `jnp.linalg.lstsq(x, y, rcond=0)`.
     """
 
     fit_tokens: str = "sampled"
     route: str = "auto"
+    solver: str = "qr"
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
         check_choice("fit_tokens", self.fit_tokens, TOKENS)
         check_choice("route", self.route, ROUTES)
+        check_choice("solver", self.solver, SOLVERS)
+        if self.solver != "qr" and self.route == "streaming":
+            raise ValueError(f"solver={self.solver!r} needs stored activations: leave out route='streaming'.")
 
 
 def as_read(subject: Subject, tokens: str) -> Examples:
@@ -163,7 +170,7 @@ def fit_layers(
     if isinstance(statistics, Moments):
         maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **fitting)
     else:
-        maps, solutions = fit_jumps(statistics, **fitting)
+        maps, solutions = fit_jumps(statistics, solver=settings.solver, **fitting)
     announce_ranks(subject, solutions)
     return maps, solutions[0].n
 
@@ -193,6 +200,9 @@ def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
     """Returns the route of the settings, or for `auto` the better one, and prints it
     with the reason.
     """
+    if settings.solver != "qr":
+        subject.announce(f"route memory, which solver {settings.solver} needs")
+        return "memory"
     if settings.route != "auto":
         subject.announce(f"route {settings.route}, as asked for")
         return settings.route

@@ -58,6 +58,8 @@ class Options(FitSettings):
         trained = [kind for kind in parse_kinds(self.kinds) if kind.entry.train is not None]
         if trained and self.route == "streaming":
             raise ValueError(f"route='streaming' stores no activations, on which kind {str(trained[0])!r} is trained.")
+        if self.solver != "qr":
+            raise ValueError(f"solver={self.solver!r}: all kinds are fitted from one set of moments; leave it out.")
         if self.intercept:
             raise ValueError("intercept: each kind has an intercept or none; affine is mat with one.")
 
