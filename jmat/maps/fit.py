@@ -97,7 +97,9 @@ def fit_map(
       >>> model, tokenizer = jmat.load("gpt2-docs")
       >>> texts = [f"Entry {i} holds a list of {i % 7} values." for i in range(40)]
       >>> fit = jmat.fit_map(model, texts, source=1, target=8, tokenizer=tokenizer)
-      >>> x, _ = jmat.run(model, jmat.encode(tokenizer, texts[:2]), sites=jmat.Shortcut(1, 8, fit.map))
+      >>> shortcut = jmat.Shortcut(1, 8, fit.map)
+      >>> batch = jmat.encode(tokenizer, texts[:2])
+      >>> x, _ = jmat.run(model, batch, sites=shortcut)
     """
     check_model(model)
     wanted = parse_kind(kind)
