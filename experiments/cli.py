@@ -19,7 +19,7 @@ from jmat.report.notes import format_notes
 from jmat.runtime import hosts
 from jmat.runtime.errors import printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
-from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
+from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, lasting_interrupts
 
 
 def say(message: str) -> None:
@@ -159,7 +159,8 @@ def run(main: Callable[[list[str]], None]) -> None:
             print_help(sys.modules[main.__module__].__doc__ or "")
             return
         end_with_parent()
-        app.run(guarded)
+        with lasting_interrupts():
+            app.run(guarded)
 
 
 def own_flags(module: str | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import logging
 import struct
 import sys
+import time
 
 import absl.logging
 import numpy as np
@@ -19,6 +20,7 @@ from jmat.data import load_examples
 from jmat.maps.files import read_maps
 from jmat.runtime.errors import printable
 from jmat.runtime.progress import track
+from jmat.runtime.stopping import lasting_interrupts
 from tests import hf
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\u202e\x9b2J\r"
@@ -147,3 +149,25 @@ def test_messages_are_said_once(monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [kept, logging.StreamHandler()])
     cli.drop_plain_handlers()
     assert logging.root.handlers == [kept]
+
+
+def test_ctrl_c_that_python_drops_comes_again(capfd, monkeypatch):
+    class Dropping:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda seen: dropped.append(seen.exc_type))
+    with pytest.raises(KeyboardInterrupt), lasting_interrupts():
+        Dropping(KeyboardInterrupt())
+        for _ in range(100):  # it comes at one of the next instructions
+            time.sleep(0.01)
+    assert dropped == []
+    with lasting_interrupts():
+        Dropping(ValueError())
+    Dropping(KeyboardInterrupt())
+    assert dropped == [ValueError, KeyboardInterrupt]
+    assert capfd.readouterr() == ("", "")

@@ -1,7 +1,9 @@
 """Signals that end a run: the exception that SIGTERM becomes, and exit codes."""
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -31,3 +33,23 @@ def sigterm_received() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def lasting_interrupts() -> Iterator[None]:
+    """Raises Ctrl-C again where Python drops it: in a callback, such as JAX's during
+    garbage collection, it would be printed as a traceback, and the program would go on.
+    """
+    default = sys.unraisablehook
+
+    def again(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            _thread.interrupt_main()
+        else:
+            default(dropped)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = default
