@@ -1,6 +1,5 @@
 """Signals that end a run: the exception that SIGTERM becomes, and exit codes."""
 
-import _thread
 import contextlib
 import signal
 import sys
@@ -14,6 +13,7 @@ class Terminated(BaseException):
     """
 
 
+_LATER = 0.05  # seconds
 EXIT_TERMINATED, EXIT_INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
@@ -44,7 +44,9 @@ def lasting_interrupts() -> Iterator[None]:
 
     def again(dropped: "sys.UnraisableHookArgs") -> None:
         if isinstance(dropped.exc_value, KeyboardInterrupt):
-            _thread.interrupt_main()
+            # Not at once, when it would be raised in here, and dropped as well.
+            main = threading.main_thread().ident
+            threading.Timer(_LATER, signal.pthread_kill, (main, signal.SIGINT)).start()
         else:
             default(dropped)
 
