@@ -21,7 +21,7 @@ from jmat.runtime.mesh import shard_batch
 from jmat.training.penalties import Regularizer
 
 # (model, batch, key) → (summed loss in nats, number of predictions, number of correct predictions).
-Loss = Callable[[Transformer, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, Array]]
+Loss = Callable[[PyTree, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, Array]]
 
 NO_REGULARIZER = Regularizer()
 OPTIMIZERS = ("adamw", "muon")
@@ -136,7 +136,7 @@ def _block_matrices(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-def init_state(model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(model: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
     """Returns the state before the first step."""
     return TrainState(model, optimizer.init(model), jnp.int32(0))
 
@@ -150,7 +150,7 @@ def make_train_step(
     Randomness depends on (seed, step) alone, so a resumed run repeats it.
     """
 
-    def mean_loss(model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""]) -> Array:
+    def mean_loss(model: PyTree, batch: TrainingBatch, key: Shaped[Array, ""]) -> Array:
         total, count, _ = loss(model, batch, key)
         return total / jnp.maximum(count, 1)
 
@@ -166,7 +166,7 @@ def make_train_step(
 
 def make_evaluate(
     loss: Loss, batch: TrainingBatch, batch_size: int, mesh: Mesh, seed: int = 0
-) -> Callable[[Transformer], dict[str, float]]:
+) -> Callable[[PyTree], dict[str, float]]:
     """Returns a function model → {"loss", "accuracy", "count"} over all predictions of
     the batch, `batch_size` rows at a time.
 
@@ -179,7 +179,7 @@ def make_evaluate(
         shard_batch(mesh, padded.take(np.arange(at, at + batch_size))) for at in range(0, padded.rows, batch_size)
     ]
 
-    def evaluate(model: Transformer) -> dict[str, float]:
+    def evaluate(model: PyTree) -> dict[str, float]:
         key = jax.random.key(seed)
         sums = [compiled(model, part, jax.random.fold_in(key, i)) for i, part in enumerate(slices)]
         total, count, correct = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0).tolist()
