@@ -320,3 +320,23 @@ def test_positions_on_a_device_are_not_checked_and_never_reach_padding(gpt2):
 def test_an_edit_returns_floats(gpt2):
     with pytest.raises(ValueError, match=r"edit for site 'block\.1' returned bool; expected floats"):
         jmat.run(gpt2, np.zeros((1, 4), int), sites={"block.1": jmat.Edit(lambda y: y > 0)})
+
+
+SHARP = jax.tree_util.Partial(lambda factor, scores: jax.nn.softmax(factor * scores, axis=-1), np.float32(2))
+
+
+@pytest.mark.parametrize("positions", [3, [1, 3], np.array([0, 2, 1, 5])])
+def test_a_stand_in_for_the_pattern_at_some_queries_sees_their_masked_scores(gpt2, positions):
+    """The softmax of doubled scores, at these queries alone."""
+    tokens, pattern, T = TOKENS[:, :6], "block.1.attn.pattern", 6
+    scores = np.asarray(jmat.run(gpt2, tokens, keep="block.1.attn.scores")[1]["block.1.attn.scores"], np.float64)
+    scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
+    plain, sharp = (np.exp(f * scores) / np.exp(f * scores).sum(-1, keepdims=True) for f in (1, 2))
+    wanted = plain.copy()
+    for row in ROWS:
+        here = np.atleast_1d(positions[row] if isinstance(positions, np.ndarray) else positions)
+        wanted[row][:, here] = sharp[row][:, here]
+    found = jmat.run(gpt2, tokens, keep=pattern, sites={pattern: At(positions, SHARP)})[1][pattern]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    whole = jmat.run(gpt2, tokens, keep=pattern, sites={pattern: SHARP})[1][pattern]
+    np.testing.assert_allclose(whole, sharp, atol=1e-5)
