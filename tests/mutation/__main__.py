@@ -28,7 +28,7 @@ from tests import environment  # noqa: F401 (before JAX is imported)
 from tests.mutation import Change
 
 ROOT = pathlib.Path(__file__).parents[2]
-LISTS = ("library", "scripts", "methods", "blind", "more", "fresh", "third", "neighbours")
+LISTS = ("library", "scripts", "methods", "blind", "more", "fresh", "third", "neighbours", "zoo")
 LIBRARIES = "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch transformers"
 SECONDS = 900  # of one run; a change that makes the tests hang is noticed
 
