@@ -6,11 +6,11 @@ import json
 import pytest
 
 import jmat
-from jmat.data.corpus import fit_eval
-from jmat.data.examples import Examples
+from jmat.data.corpus import divide, fit_eval
+from jmat.data.examples import Examples, fingerprint
 from jmat.data.sampling import make_examples
 from jmat.report.results import read_results
-from jmat.studies import early_exit, peek, tasks, verify
+from jmat.studies import early_exit, linearity, peek, prune, r2, submodules, tasks, verify
 from tests.inside import call, text
 from tests.test_reference import REFERENCE
 
@@ -83,6 +83,37 @@ def test_early_exit_reads_texts(gpt2, sentences):
     assert {row["n"] for row in results.rows if row["metric"] == "precision@1"} == {15}
     assert sorted(results.maps) == [f"mat.{l}.4" for l in range(4)]
     assert not any(line.startswith("timed on") for line in results.table().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("study", "options"),
+    [
+        (linearity, linearity.Options(parts=False)),
+        (prune, prune.Options(method="delete")),
+        (r2, r2.Options()),
+        (submodules, submodules.Options(layers=(3,), maps=("mat_attn",))),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_texts_are_read_as_the_examples_that_they_become(gpt2, sentences, study, options):
+    """A hash of the text puts a quarter of the sentences aside to evaluate on."""
+    model, tokenizer = gpt2
+    results = study.run(model, sentences, options, tokenizer=tokenizer)
+    fit, held_out = divide(set(sentences), fit=3, held_out=1)
+    assert (len(fit), len(held_out)) == (45, 15)
+    size = {"max_length": model.config.num_positions, "masked": False}
+    examples = make_examples(fit, held_out, tokenizer, protocol="din2023", seed=options.seed, **size)
+    assert results.text == {
+        "source": "texts",
+        "fit": fingerprint(examples.fit),
+        "eval": fingerprint(examples.eval),
+    }
+    wanted = study.run(model, examples, options, tokenizer=tokenizer)
+    assert without_clock(results.rows) == without_clock(wanted.rows)
+
+
+def without_clock(rows):
+    return [row for row in rows if row["metric"] != "microseconds_per_token"]
 
 
 @pytest.mark.parametrize(
