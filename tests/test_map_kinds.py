@@ -157,6 +157,27 @@ def test_predictions_on_held_out_activations_are_those_of_float64(text, route):
     assert error < 1e-5, error
 
 
+def test_moments_of_many_activations_are_summed_part_by_part(monkeypatch):
+    monkeypatch.setattr("jmat.maps.regression._ROWS", 70)
+    X, _, Y = (stream[:N].astype(np.float64) for stream in streams())
+    pair = Regression(pair_moments(X.astype(np.float32), Y.astype(np.float32)))
+    assert pair.n == N
+    x, y = X - X.mean(0), Y - Y.mean(0)
+    for found, expected in ((pair.gram, x.T @ x), (pair.cross, x.T @ y), (pair.y_spread, np.square(y).sum(0))):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(pair.x_mean, X.mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("far", [0, 0.1, 1e4])
+def test_a_map_without_intercept_at_any_distance_from_zero(far):
+    rng = np.random.default_rng(7)
+    X = (rng.normal(size=(40, D)) + far).astype(np.float32)
+    Y = (X @ rng.normal(size=(D, D)) + rng.normal(size=(40, D)) + 3).astype(np.float32)
+    expected = np.linalg.lstsq(X.astype(np.float64), Y.astype(np.float64), rcond=None)[0]
+    found = fit_kind(parse_kind("mat"), Regression(pair_moments(X, Y)))
+    np.testing.assert_allclose(found.W, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_a_low_rank_map_of_the_whole_rank_is_the_affine_map():
     pair = regression("stored")
     x = streams()[0][N:]

@@ -57,8 +57,8 @@ CHANGES = [
     Change(
         "jmat/maps/regression.py",
         "for start in range(0, len(source), _ROWS):",
-        "for start in range(0, len(source) - 1, len(source) - 1):",
-        "the last activation is counted with all others or alone",
+        "for start in range(0, len(source) - _ROWS + 1, _ROWS):",
+        "the last activations are left out",
         _KINDS,
     ),
     Change(
