@@ -181,8 +181,9 @@ def test_a_batch_brings_its_segments_and_positions(gpt2):
     assert x.shape == (2, 7, 16)
     on_device = jax.tree.map(jnp.asarray, batch)
     np.testing.assert_allclose(jmat.run(gpt2, on_device)[0], y, atol=1e-5)
-    with pytest.raises(ValueError, match="texts and a Batch have their own segments and positions"):
-        jmat.run(gpt2, batch, mask=segments > 0)
+    for more in ({"mask": segments > 0}, {"segments": segments}, {"positions": positions}):
+        with pytest.raises(ValueError, match="texts and a Batch have their own segments and positions"):
+            jmat.run(gpt2, batch, **more)
 
 
 # --- the boundary -----------------------------------------------------------------------------------------------------
