@@ -16,12 +16,15 @@ from jmat.data import sampling
 from jmat.data.encoding import SpecialTokens
 from jmat.data.sampling import skipped_tokens
 from jmat.maps.files import MapsInfo
+from jmat.maps.least_squares import Solution
 from jmat.maps.types import Identity, Linear
 from jmat.models import cost
 from jmat.report.notes import NO_INTERVAL, estimate
 from jmat.report.tables import format_table
 from jmat.runtime import mesh
 from jmat.runtime.digests import model_hash
+from jmat.runtime.errors import sentence
+from jmat.runtime.progress import _bar
 from jmat.studies.cross_corpus.rows import check_sizes, over_layers
 from jmat.studies.early_exit.curves import calibration_rows
 from jmat.studies.early_exit.thresholds import Outcome
@@ -228,3 +231,32 @@ def test_a_pruned_model_says_how_its_maps_were_made(gpt2, tmp_path, method):
     about = json.loads((tmp_path / "pruned.json").read_text("utf-8"))
     assert about == {"method": method, "removed": [1, 2], "blocks": "1-2"}
     assert set(load_pruned(tmp_path)[2]) == {"block.1", "block.2"}
+
+
+FEW, DEPENDENT = "fewer examples than dimensions", "linearly dependent input coordinates"
+LEAST, RIDGE = "the minimum-norm solution is used", "ridge 0.5 makes it unique"
+
+
+@pytest.mark.parametrize(
+    ("n", "bias", "rank", "ridge", "said"),
+    [
+        (3, False, 3, 0.0, f"rank 3 of 4: {FEW}; {LEAST}"),
+        (4, False, 3, 0.0, f"rank 3 of 4: {DEPENDENT}; {LEAST}"),
+        (4, True, 3, 0.0, f"rank 3 of 4: {FEW}; {LEAST}"),  # the bias takes one example
+        (5, True, 3, 0.5, f"rank 3 of 4: {DEPENDENT}; {RIDGE}"),
+        (9, True, 4, 0.5, "full rank 4 from 9 examples, condition number 1.2e+01"),
+    ],
+)
+def test_a_fit_says_what_its_examples_do_not_determine(n, bias, rank, ridge, said):
+    weights, ends = np.zeros((4, 2), np.float32), np.zeros(2, np.float32) if bias else None
+    found = Solution(weights, ends, np.int32(rank), np.float32(12.0), None, n, ridge)
+    assert found.describe() == said
+
+
+def test_errors_of_the_system_name_the_file_and_bars_what_is_done():
+    assert sentence(OSError(2, "No such file", "a/b.txt")) == "'a/b.txt': No such file."
+    assert sentence(OSError(28, "No space left")) == "No space left"
+    assert sentence(ValueError("mine")) == "mine"
+    assert _bar("a < b", 3, 7, 2.04) == '<div><progress value="3" max="7"></progress> a &lt; b: 3 of 7, 2.0 s</div>'
+    assert _bar("x", 3, None, 0.0) == "<div>x: 3, 0.0 s</div>"
+    assert '<progress value="0" max="1">' in _bar("x", 0, 0, 0.0)

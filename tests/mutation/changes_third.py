@@ -17,21 +17,21 @@ _FIRST = [
         "layers = range(1, seen.layers // 2 + 1)",
         "layers = range(1, seen.layers // 2)",
         "early layers: the first half ends a layer early",
-        _OVERVIEW,
+        "test_overview_rules.py",
     ),
     Change(
         "jmat/studies/overview/rules.py",
         'return difference.get("low", 0.0) > 0, (',
         'return difference["value"] > 0, (',
         "early exit saves more: decided by the value and not by its interval",
-        _OVERVIEW,
+        "test_overview.py test_overview_rules.py",
     ),
     Change(
         "jmat/studies/overview/rules.py",
         "return found[0], found[-1]",
         "return found[0], found[1]",
         "pruning claims: the model without one block in place of the most pruned one",
-        _OVERVIEW,
+        "test_overview_rules.py",
     ),
     Change(
         "jmat/studies/overview/tables.py",
@@ -59,14 +59,14 @@ _FIRST = [
         'names = {"mat": "linear map", "id": "identity"}',
         'names = {"mat": "identity", "id": "linear map"}',
         "the page's tables of R2 are called by each other's name",
-        _OVERVIEW,
+        "test_overview_page.py",
     ),
     Change(
         "jmat/studies/overview/study.py",
         '"num_eval": examples.eval.num_examples',
         '"num_eval": examples.fit.num_examples',
         "report.json: the number of evaluation examples is that of the fit",
-        _OVERVIEW,
+        "test_overview.py",
     ),
     Change(
         "jmat/studies/submodules/heads.py",
@@ -115,7 +115,7 @@ _FIRST = [
         "float(np.mean([value for value in each",
         "float(np.median([value for value in each",
         "cross_corpus: medians over the layers",
-        "test_cross_corpus.py test_wiring_rest.py test_plots.py",
+        "test_counts.py",
     ),
     Change(
         "jmat/studies/cross_corpus/plots.py",
@@ -206,7 +206,7 @@ _FIRST = [
         'same = " class=same" if token == full[0][0] else ""',
         'same = " class=same" if token != full[0][0] else ""',
         "the page underlines what differs from the full model",
-        f"test_peek.py {_OVERVIEW}",
+        "test_overview_page.py",
     ),
     Change(
         "jmat/studies/tasks/scoring.py",
@@ -220,7 +220,7 @@ _FIRST = [
         "ax.set_ylim(min(bottoms), max(tops))",
         "ax.set_ylim(min(bottoms), min(tops))",
         "side by side: the higher figure is cut off",
-        "test_plots.py test_gallery.py test_figure_widths.py",
+        "test_figure_widths.py",
     ),
     Change(
         "jmat/report/axes.py",
@@ -241,7 +241,7 @@ _FIRST = [
         "OUTLIER = 6.0",
         "OUTLIER = 3.0",
         "coordinates of three times the median spread are outliers",
-        "test_r2.py test_intervals.py",
+        "test_constants.py",
     ),
     Change(
         "jmat/maps/sharing.py",
@@ -276,7 +276,7 @@ _FIRST = [
         "    if num_fit is None and num_eval is None:\n        return 3, 1",
         "    if num_fit is None and num_eval is None:\n        return 4, 1",
         "all of a text: a fifth is evaluated on, not a quarter",
-        "test_corpus.py test_counts.py",
+        "test_command.py",
     ),
     Change(
         "jmat/data/packing.py",
@@ -304,7 +304,7 @@ _FIRST = [
         "jnp.where((positions < count) & (positions >= -count), columns",
         "jnp.where((positions < count) & (positions > -count), columns",
         "positions on a device: the first token counted from the end is outside",
-        "test_inputs.py test_edits.py test_forward.py test_sites.py",
+        "test_inputs.py",
     ),
     Change(
         "jmat/checkpoint/model.py",
@@ -318,7 +318,7 @@ _FIRST = [
         "lambda leaf: leaf.ndim > 1, params",
         "lambda leaf: leaf.ndim > 0, params",
         "AdamW decays biases and norms, too",
-        "test_training_keys.py",
+        "test_pretrain.py",
     ),
     Change(
         "jmat/training/penalties.py",
@@ -339,7 +339,7 @@ _FIRST = [
         'trained=more["pretrain"],',
         "trained=(),",
         "the study does not measure again what was trained anew with other flags",
-        "test_wiring_models.py test_experiments.py",
+        "test_wiring_models.py",
     ),
     Change(
         "experiments/steps.py",
@@ -407,7 +407,7 @@ _SECOND = [
         "final_norm=pre_norm and not removed,",
         "final_norm=pre_norm,",
         "OPT: a final norm that was removed is computed",
-        "test_family_files.py test_families.py",
+        "test_parity.py",
     ),
     Change(
         "jmat/models/llama.py",
@@ -603,7 +603,7 @@ _SECOND = [
         "layers = sorted({*chosen_layers(options.layers, L), L})",
         "layers = sorted(chosen_layers(options.layers, L))",
         "peek: the last layer is not always there",
-        "test_study_calls.py test_peek.py",
+        "test_kept.py",
     ),
     Change(
         "jmat/studies/peek/page.py",
@@ -708,7 +708,7 @@ _SECOND = [
         '{"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}',
         '{"shard_parameters": FLAGS.shard_parameters}',
         "--against is loaded in float32 always",
-        "test_wiring_linearity.py",
+        "test_script_flags.py",
     ),
     Change(
         "experiments/probe.py",
@@ -750,14 +750,14 @@ _SECOND = [
         "settings = {**results.config, **cli.own_flags",
         "settings = {**common.own_flags",
         "the page's studies lose their own settings",
-        "test_overview.py test_wiring_units.py",
+        "test_script_flags.py",
     ),
     Change(
         "experiments/cross_corpus.py",
         "named_corpus(corpus) or os.path.realpath(corpus) for corpus in corpora}) < len(corpora)",
         "corpus for corpus in corpora}) < len(corpora)",
         "cross_corpus takes one file under two names",
-        "test_names.py test_cross_corpus.py",
+        "test_script_flags.py",
     ),
     Change(
         "experiments/streams.py",
@@ -782,7 +782,7 @@ _THIRD = [
         '<progress value="{done}" max="{max(total, 1)}">',
         '<progress value="{max(total, 1)}" max="{done}">',
         "bars of notebooks: what is done and the total are swapped",
-        "test_terminal.py test_notebooks.py",
+        "test_counts.py",
     ),
     Change(
         "jmat/runtime/names.py",
@@ -796,7 +796,7 @@ _THIRD = [
         'return error.strerror if error.filename is None else f"{shortened(error.filename)}: {error.strerror}."',
         "return error.strerror",
         "errors of the system do not name the file",
-        "test_terminal.py test_folders.py test_streams.py",
+        "test_counts.py",
     ),
     Change(
         "jmat/data/examples.py",
@@ -845,7 +845,7 @@ _THIRD = [
         "few = self.n - (self.bias is not None) < dimensions",
         "few = self.n < dimensions",
         "a fit with a bias and as many examples as dimensions: the cause is wrong",
-        "test_regression.py test_jumps.py",
+        "test_counts.py",
     ),
     Change(
         "jmat/maps/least_squares.py",
