@@ -27,7 +27,7 @@ from experiments.pretraining import ngram
 from jmat import forward
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
-from jmat.data import corpus
+from jmat.data import corpus, splitting
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import encode, special_id, special_tokens, text_tokens
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
@@ -162,8 +162,8 @@ def main(argv: list[str]) -> None:
     check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     cli.say(f"reading corpus {_CORPUS.value}")
     sentences = corpus.load_corpus(_CORPUS.value)
-    split = corpus.split(sentences)
-    corpus.check_parts(split, _CORPUS.value)
+    split = splitting.split(sentences)
+    splitting.check_parts(split, _CORPUS.value)
     cli.say("measuring perplexity, of the model and of the n-gram")
     rows = perplexities(gpt2, gpt2_tokenizer, split, _ORDER.value, seed)
     cli.say("measuring accuracy, of both models")

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from jmat.report.drawing import FORMATS, Width, width_in_inches
+from jmat.report.saving import FORMATS
+from jmat.report.style import Width, width_in_inches
 
 NAMES = ("figure_format", "figure_width")  # of flags that change no number
 

@@ -39,7 +39,7 @@ from experiments.pretraining import tokenizers
 from experiments.pretraining.limits import MOST_STEPS, check_loss, check_sizes, check_weights, step_count
 from jmat import checkpoint, models
 from jmat.checkpoint.tokenizer import load_tokenizer
-from jmat.data import corpus, encoding, packing
+from jmat.data import corpus, encoding, packing, splitting
 from jmat.report.notes import with_note
 from jmat.report.results import read_results, write_results
 from jmat.report.rows import Row
@@ -249,8 +249,8 @@ def main(argv: list[str]) -> None:
     check_sizes(settings)
     check_output_folder(out)
     sentences = corpus.load_corpus(settings["corpus"])
-    split = corpus.split(sentences)
-    corpus.check_parts(split, settings["corpus"])
+    split = splitting.split(sentences)
+    splitting.check_parts(split, settings["corpus"])
     digest = hashlib.sha256("\n".join(split["train"]).encode()).hexdigest()
     claim = cli.claim_folder(
         out,

@@ -12,8 +12,8 @@ import jmat
 from jmat.data import Examples, Split
 from jmat.metrics.predictions import Predictions
 from jmat.metrics.r2 import usual_coordinates
-from jmat.report.drawing import width_in_inches
 from jmat.report.results import Results
+from jmat.report.style import width_in_inches
 from jmat.runtime.checks import check_share, check_whole
 from jmat.runtime.errors import in_one_line, shortened, shortened_name
 from jmat.studies import early_exit, linearity, overview, peek, probe, prune
@@ -38,8 +38,9 @@ CONSTANTS = {
     },
     "jmat.studies.early_exit.rows": {"PROBABILITIES": tuple(pytest.approx(1 - k / 20) for k in range(21))},
     "jmat.studies.shortcuts": {"METRICS": ("precision@1", "surprisal", "kl", "perplexity")},
-    "jmat.report.drawing": {"WIDTHS": {"column": 3.25, "page": 6.75}, "FORMATS": ("png", "pdf", "svg")},
-    "jmat.data.corpus": {"SPLIT_SHARES": {"train": 0.78, "fit": 0.155, "eval": 0.065}},
+    "jmat.report.style": {"WIDTHS": {"column": 3.25, "page": 6.75}},
+    "jmat.report.saving": {"FORMATS": ("png", "pdf", "svg")},
+    "jmat.data.splitting": {"SPLIT_SHARES": {"train": 0.78, "fit": 0.155, "eval": 0.065}},
     "jmat.training.penalties": {"KINDS": ("none", "cosine", "mse", "final_jump")},
     "jmat.training.train": {"OPTIMIZERS": ("adamw", "muon")},
     "jmat.checkpoint.load": {"DTYPES": ("float32", "bfloat16", "float16")},

@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 
-from jmat.data import corpus
-from jmat.data.corpus import docs_sentences, fit_eval, load_corpus, split, text_sentences
+from jmat.data import corpus, splitting
+from jmat.data.corpus import docs_sentences, fit_eval, load_corpus, text_sentences
 from jmat.data.docstrings import sentences
+from jmat.data.splitting import split
 from jmat.runtime.cache import cache_folder
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -150,7 +151,7 @@ def test_docs_reads_docstrings_without_importing(package):
         found = docs_sentences()
     assert {s.replace("!", ".") for s in found} == FOUND
     assert len(found) == len(FOUND)  # "module." and "module!" have the same letters
-    assert found == sorted(found, key=corpus._digest)
+    assert found == sorted(found, key=splitting.digest)
 
 
 def test_docs_is_kept_in_the_cache_folder(package, cache, monkeypatch):
@@ -305,7 +306,7 @@ def test_a_sentence_never_changes_sides():
 
 def test_fit_eval_of_docs_leaves_out_what_models_were_trained_on(monkeypatch):
     parts = split(numbered(1000))
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: numbered(1000))
     fit, held_out = fit_eval("docs", 50, 20, seed=0)
     assert (len(fit), len(held_out)) == (50, 20)
     assert set(fit) < set(parts["fit"])
@@ -317,10 +318,10 @@ def test_fit_eval_of_docs_leaves_out_what_models_were_trained_on(monkeypatch):
 
 
 def test_fit_eval_hardly_changes_with_a_few_other_sentences(monkeypatch):
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: numbered(1000))
     before = fit_eval("docs", 50, 20, seed=0)
     gone = {before[0][3], before[1][7]}
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: [s for s in numbered(1000) if s not in gone])
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: [s for s in numbered(1000) if s not in gone])
     after = fit_eval("docs", 50, 20, seed=0)
     for old, new in zip(before, after, strict=True):
         assert new[:-1] == [s for s in old if s not in gone]
@@ -328,7 +329,7 @@ def test_fit_eval_hardly_changes_with_a_few_other_sentences(monkeypatch):
 
 @pytest.mark.parametrize("read", [load_corpus, lambda name: fit_eval(name, 50, 20, seed=0)])
 def test_docs_of_other_versions_is_said_in_one_line(monkeypatch, caplog, read):
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(1000))
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: numbered(1000))
     read("docs")
     (message,) = [record.getMessage() for record in caplog.records]
     assert "is not the text of README's figures" in message
@@ -357,13 +358,13 @@ def test_fit_eval_of_a_text_uses_all_of_it_once(tmp_path):
 
 def test_texts_of_the_same_letters_are_divided_together_in_whatever_order():
     texts = [sentence for each in numbered(40) for sentence in (each, each.upper(), f"{each} 7!")]
-    fit, held_out = corpus.divide(texts, 3, 1)
+    fit, held_out = splitting.divide(texts, 3, 1)
     assert (len(fit), len(held_out)) == (90, 30)
-    letters = [{corpus._letters(text) for text in part} for part in (fit, held_out)]
+    letters = [{splitting.letters(text) for text in part} for part in (fit, held_out)]
     assert not letters[0] & letters[1]
-    assert corpus.divide(reversed(texts), 3, 1) == (fit, held_out)
+    assert splitting.divide(reversed(texts), 3, 1) == (fit, held_out)
     same = [f"number {i}" for i in range(40)]  # all have the same letters
-    assert corpus.divide(reversed(same), 3, 1) == corpus.divide(same, 3, 1)
+    assert splitting.divide(reversed(same), 3, 1) == splitting.divide(same, 3, 1)
 
 
 def test_fit_eval_refuses_too_few_sentences(tmp_path, monkeypatch):
@@ -375,6 +376,6 @@ def test_fit_eval_refuses_too_few_sentences(tmp_path, monkeypatch):
         fit_eval(path, 60, 0, seed=0)
     with pytest.raises(ValueError, match="holds no text"):
         fit_eval(write(tmp_path / "empty.txt", ""), 60, 20, seed=0)
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: numbered(100))
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: numbered(100))
     with pytest.raises(ValueError, match=r"corpus docs has 100 distinct sentences .* use --num_fit="):
         fit_eval("docs", 60, 1, seed=0)

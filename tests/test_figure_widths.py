@@ -11,9 +11,11 @@ from matplotlib.text import Text
 from jmat.report import results as module
 from jmat.report.axes import LayerLocator
 from jmat.report.compare import compare
-from jmat.report.drawing import BAND, WIDTHS, Layout, Panel, draw, save_figure
+from jmat.report.drawing import BAND, Layout, Panel, draw
 from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
 from jmat.report.results import Results
+from jmat.report.saving import save_figure
+from jmat.report.style import WIDTHS
 from jmat.studies import layer_jump
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.linearity import plots as linear_plots

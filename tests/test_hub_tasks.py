@@ -6,7 +6,6 @@ import pytest
 
 from jmat.data import hub_corpora
 from jmat.data.hub_tasks import TASKS, hub_task
-from jmat.studies.tasks import scoring as tasks
 
 # A row of each, as the hub has it, and what a model is asked: prompt, choices, answer.
 ARC = {"question": "What melts ice?", "choices": {"text": ["shade", "heat"], "label": ["A", "B"]}, "answerKey": "B"}
@@ -42,7 +41,7 @@ ROWS = {
 def test_what_is_asked(name, monkeypatch):
     row, prompt, choices, answer = ROWS[name]
     monkeypatch.setattr(hub_corpora, "stream", lambda what: lambda address: [row, row])
-    assert tasks.read_task(name) == [tasks.Question(prompt, choices, answer)] * 2
+    assert read_task(name) == [Question(prompt, choices, answer)] * 2
 
 
 @pytest.mark.parametrize("name", TASKS)

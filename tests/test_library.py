@@ -12,10 +12,10 @@ import jmat
 import jmat.data.reading
 import jmat.maps.fit
 import jmat.report.results
-from jmat.data.corpus import divide
 from jmat.data.examples import fingerprint, mask_positions
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
+from jmat.data.splitting import divide
 from jmat.models.family import check_model
 from jmat.report.results import read_results
 from jmat.studies import layer_jump

@@ -41,7 +41,7 @@ def test_a_bundled_model_is_found_in_its_own_folder(monkeypatch):
 
 
 def test_a_file_of_the_name_of_a_corpus_is_not_guessed(monkeypatch):
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: ["From the corpus."])
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: ["From the corpus."])
     assert load_corpus("docs") == ["From the corpus."]
     pathlib.Path("docs").mkdir()
     assert load_corpus("docs") == ["From the corpus."]  # a folder is no corpus

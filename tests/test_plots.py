@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jmat.models.sites import SUBMODULES
-from jmat.report.drawing import save_figure
 from jmat.report.names import METHODS, PARTS, PROBES, STREAMS, metric_name, readable
 from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
+from jmat.report.saving import save_figure
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.cross_corpus import rows as travel
 from jmat.studies.linearity import plots as linear_plots
@@ -202,7 +202,7 @@ WORDS = {
     "mat": "linear map", "id": "logit lens", "mat_attn": "linear map of attention",
     "mat_ffn": "linear map of feed-forward", "mat_ln1_ln2": "linear map of norms", "affine": "affine map",
     "ridge:0.1": "ridge map 0.1", "rank:64": "low-rank map 64", "rank_logit:8": "low-rank map of logits 8",
-    "tuned": "tuned lens", "mean": "mean", "mine": "mine", "a$b": "a\\$b",
+    "tuned": "tuned lens", "mean": "mean of the target", "mine": "mine", "a$b": "a\\$b",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.pretraining import limits as pretraining
 from jmat.data import packing
-from jmat.data.corpus import check_parts
+from jmat.data.splitting import check_parts
 from jmat.runtime import mesh
 from jmat.training import train as training
 from tests.scripts import run

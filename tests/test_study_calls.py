@@ -6,9 +6,10 @@ import json
 import pytest
 
 import jmat
-from jmat.data.corpus import divide, fit_eval
+from jmat.data.corpus import fit_eval
 from jmat.data.examples import Examples, fingerprint
 from jmat.data.sampling import make_examples
+from jmat.data.splitting import divide
 from jmat.report.results import read_results
 from jmat.studies import early_exit, linearity, peek, prune, r2, submodules, tasks, verify
 from tests.inside import call, text

@@ -8,6 +8,7 @@ import pytest
 import jmat
 from jmat.data.encoding import SpecialTokens
 from jmat.studies.tasks import scoring as tasks
+from jmat.studies.tasks.questions import Question, read_task
 from tests.scripts import rows_of, run
 from tests.test_reference import REFERENCE
 
@@ -43,7 +44,7 @@ def by_hand(model, tokens, scored_from):
 
 def test_log_likelihoods_and_answers(loaded, task):
     model, tokenizer = loaded
-    questions = tasks.read_task(task)
+    questions = read_task(task)
     assert questions[0].prompt == "Question: What does it return?\nAnswer:"
     expected = []
     for question in questions:
@@ -85,7 +86,10 @@ def test_a_long_prompt_loses_its_beginning(loaded):
 def test_a_choice_that_is_too_long_is_told_before_anything_is_computed(loaded, monkeypatch):
     model, tokenizer = loaded
     monkeypatch.setattr(tasks, "run", None)
-    questions = [tasks.Question("It is", ("hot", "cold"), 0), tasks.Question("It is", ("a", "the value " * 200), 0)]
+    questions = [
+        Question("It is", ("hot", "cold"), 0),
+        Question("It is", ("a", "the value " * 200), 0),
+    ]
     tasks.check_choices(model, tokenizer, questions[:1])
     with pytest.raises(ValueError, match=r"the choice 'the value .* tokens; the model reads"):
         tasks.check_choices(model, tokenizer, questions)
@@ -110,7 +114,7 @@ def test_what_is_cut_is_counted(loaded, caplog):
     long = " ".join(["the value of the array"] * 60)
     tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value.", long])
     assert "1 of 2 lines of mine.txt are longer than 128 tokens, and are read in pieces." in caplog.text
-    questions = [tasks.Question("It returns", ("a", "b"), 0), tasks.Question(long, ("a", "b"), 0)]
+    questions = [Question("It returns", ("a", "b"), 0), Question(long, ("a", "b"), 0)]
     tasks.choice_scores(model, tokenizer, questions)
     assert "2 of 4 prompts with a choice are longer than 128 tokens: the prompts lost their beginnings." in caplog.text
     caplog.clear()
@@ -138,10 +142,10 @@ def test_bad_lines_are_named(tmp_path, line, says):
     path = tmp_path / "task.jsonl"
     path.write_text(f"{json.dumps(QUESTIONS[0])}\n{line}\n")
     with pytest.raises(ValueError, match=says):
-        tasks.read_task(path)
+        read_task(path)
     path.write_text(" \n")
     with pytest.raises(ValueError, match="is empty; expected JSON lines"):
-        tasks.read_task(path)
+        read_task(path)
 
 
 def test_masked_models_are_refused(bert):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jmat.checkpoint import parameters
-from jmat.data import corpus, hub_corpora
+from jmat.data import corpus, hub_corpora, splitting
 from jmat.data.examples import fingerprint
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.runtime.digests import model_hash
@@ -145,8 +145,8 @@ def test_r2_leaves_first_positions_out_where_it_says_so():
 
 def test_by_default_the_sentences_are_those_of_docs_that_no_bundled_model_was_trained_on(monkeypatch):
     sentences = corpus.text_sentences(text(600))
-    parts = corpus.split(sentences)
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: sentences)
+    parts = splitting.split(sentences)
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: sentences)
     with loaded("layer_jump") as script:
         monkeypatch.setattr(script.common.text_flags, "docs_sentences", lambda: sentences)
         outcome = call("layer_jump", num_fit=70, num_eval=30, targets="final")

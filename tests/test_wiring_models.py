@@ -12,7 +12,7 @@ import jmat
 from experiments.pretraining import ngram
 from jmat import models
 from jmat.checkpoint import parameters
-from jmat.data import corpus, packing
+from jmat.data import corpus, packing, splitting
 from jmat.metrics.bootstrap import bootstrap_counts
 from jmat.studies.tasks import scoring as tasks
 from jmat.training import train as training
@@ -67,13 +67,13 @@ def quality():
 
 def test_fingerprints_are_of_the_whole_text_and_of_its_parts(quality):
     sentences = corpus.text_sentences(text(600))
-    parts = corpus.split(sentences) | {"corpus": sentences}
+    parts = splitting.split(sentences) | {"corpus": sentences}
     prints = {name: corpus.sentences_fingerprint(parts[name]) for name in ("corpus", "train", "eval")}
     assert quality.results["text"] == {"source": str(text(600)), **prints}
 
 
 def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
-    parts = corpus.split(corpus.text_sentences(text(600)))
+    parts = splitting.split(corpus.text_sentences(text(600)))
     lab = Lab(changed_model())
     end = lab.loaded[1].eos_token_id
     ids = {name: lab.loaded[1](parts[name])["input_ids"] for name in ("train", "eval")}
@@ -101,7 +101,7 @@ def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
 
 @pytest.mark.parametrize(("name", "family"), [("gpt2", None), ("bert", "bert")])
 def test_accuracy_is_that_of_the_token_drawn(quality, name, family):
-    sentences = corpus.split(corpus.text_sentences(text(600)))["eval"]
+    sentences = splitting.split(corpus.text_sentences(text(600)))["eval"]
     lab, random = Lab(family or changed_model()), np.random.default_rng(5)
     ids = [np.asarray(each) for each in lab.loaded[1](sentences)["input_ids"]]
     masked = family == "bert"
@@ -213,7 +213,7 @@ def trained(measured):
 
 def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     tokenizer = jmat.load(trained.out / "model")[1]
-    parts = corpus.split(corpus.text_sentences(text(600)))
+    parts = splitting.split(corpus.text_sentences(text(600)))
     pairs = {
         name: packing.next_tokens(tokenizer(parts[name])["input_ids"], end=tokenizer.eos_token_id) for name in parts
     }

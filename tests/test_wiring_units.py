@@ -194,7 +194,7 @@ def test_a_continuation_ends_before_the_token_of_the_end(gpt2, monkeypatch):
     ],
 )
 def test_the_text_of_the_study_is_checked_before_a_model_is_trained(given, problem, monkeypatch):
-    monkeypatch.setitem(corpus._NAMED, "docs", lambda: corpus.text_sentences(text()))
+    monkeypatch.setitem(corpus.NAMED, "docs", lambda: corpus.text_sentences(text()))
     with loaded("check_text") as script:
         monkeypatch.setattr(sys, "argv", ["experiments.check_text"])
         flags.FLAGS(["experiments.check_text", f"--corpus={text()}", *given])

@@ -30,7 +30,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jmat.checkpoint.gguf_files import find_gguf, holds_tokenizer
-from jmat.data.encoding import Tokenizer, TokenizerError, encode, panics_as_errors, special_id, special_tokens
+from jmat.data.encoding import Tokenizer, encode, special_id, special_tokens
+from jmat.data.panics import TokenizerError, panics_as_errors
 from jmat.models.config import ModelConfig
 from jmat.runtime.annotations import JsonObject
 from jmat.runtime.errors import readable_errors

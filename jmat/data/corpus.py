@@ -1,5 +1,4 @@
-"""Text → sentences: the offline corpus ``docs``, text files, and a split that no
-installed version can blur.
+"""Text → sentences: the offline corpus ``docs``, text files, and draws from them.
 
 ``docs`` is English that every jmat installation already holds: the docstrings of the
 Python standard library and of jmat's dependencies, read with ``ast`` (nothing is
@@ -10,23 +9,21 @@ import ast
 import contextlib
 import functools
 import gc
-import hashlib
 import importlib.metadata
 import logging
 import os
 import platform
 import re
-import string
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jmat.data import docstrings, hub_corpora
+from jmat.data.splitting import digest, distinct, divide, draw, split
 from jmat.runtime.cache import cached
 from jmat.runtime.digests import short_hash
 from jmat.runtime.files import save_atomically, text_lines
@@ -138,7 +135,7 @@ def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> lis
             new = set(_docstrings(path)) - seen
             seen |= new
             found.update(sentence for text in new for sentence in docstrings.sentences(text))
-    return _distinct(sorted(found, key=_digest))
+    return distinct(sorted(found, key=digest))
 
 
 @contextlib.contextmanager
@@ -167,7 +164,7 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
     return sentences
 
 
-_NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
+NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
 
 
 def named_corpus(name_or_path: str | os.PathLike[str]) -> str | None:
@@ -177,7 +174,7 @@ def named_corpus(name_or_path: str | os.PathLike[str]) -> str | None:
     Raises ValueError where the name is empty, or also that of a file here: `./docs` is
     the file, `jmat:docs` the corpus.
     """
-    return known_name(name_or_path, [*_NAMED, *hub_corpora.SOURCES], Path.is_file, kind="corpus")
+    return known_name(name_or_path, [*NAMED, *hub_corpora.SOURCES], Path.is_file, kind="corpus")
 
 
 def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
@@ -188,8 +185,8 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
         (`text_sentences`).
     """
     named = named_corpus(name_or_path)
-    if named in _NAMED:
-        sentences = _NAMED[named]()
+    if named in NAMED:
+        sentences = NAMED[named]()
         if named == "docs":
             _compare_with_readme(sentences_fingerprint(sentences))
         return sentences
@@ -197,7 +194,7 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
         return hub_corpora.hub_sentences(named)
     name = os.fspath(name_or_path)
     if not Path(name).exists():
-        names = ", ".join([*_NAMED, *hub_corpora.SOURCES])
+        names = ", ".join([*NAMED, *hub_corpora.SOURCES])
         raise FileNotFoundError(
             f"corpus {name!r} is neither a name ({names}) nor a text file that exists;"
             " a text file holds one sentence or paragraph a line."
@@ -211,30 +208,23 @@ README_DOCS = "8ccf6563fad1f1c1"
 # ---------------------------------------------------------------------------------------------------------------------
 # Train, fit, eval
 
-SPLIT_SHARES = {"train": 0.78, "fit": 0.155, "eval": 0.065}
+
+def sentences_fingerprint(sentences: Iterable[str]) -> str:
+    """Returns 16 hex digits of SHA-256 over all sentences, in their order."""
+    return short_hash(*(sentence.encode() + b"\0" for sentence in sentences))
 
 
-def split(sentences: Iterable[str]) -> dict[str, list[str]]:
-    """Divides sentences into ``train`` (78 %), ``fit`` (15.5 %) and ``eval`` (6.5 %),
-    in their order.
-
-    The place of a sentence depends on its own letters alone, not on case, digits,
-    punctuation or the other sentences: whatever versions are installed, none ever moves
-    from one part to another, and near-identical ones stay together.
+def _compare_with_readme(fingerprint: str) -> None:
+    """Logs one line where `docs` holds another text than the one that README's figures
+    are of.
     """
-    parts: dict[str, list[str]] = {name: [] for name in SPLIT_SHARES}
-    bounds = np.cumsum(list(SPLIT_SHARES.values()))
-    for sentence in sentences:
-        place = int.from_bytes(_digest(_letters(sentence))[:8]) / 2**64
-        parts[list(parts)[int(np.searchsorted(bounds[:-1], place, side="right"))]].append(sentence)
-    return parts
-
-
-def check_parts(parts: Mapping[str, Sequence[str]], name: str | os.PathLike[str]) -> None:
-    """Raises ValueError where one of the parts of a corpus (`split`) is empty."""
-    if not all(parts.values()):
-        sizes = ", ".join(f"{part} {len(sentences)}" for part, sentences in parts.items())
-        raise ValueError(f"corpus {name} is too small to be divided ({sizes} sentences): give more text.")
+    if fingerprint != README_DOCS:
+        logging.getLogger(__name__).warning(
+            "the corpus docs here (%s) is not the text of README's figures (%s), since versions of Python or of"
+            " packages differ: expect other digits. requirements.lock has README's versions.",
+            fingerprint,
+            README_DOCS,
+        )
 
 
 def fit_eval(
@@ -267,8 +257,8 @@ def fit_eval(
         if num_fit is None or num_eval is None:
             raise ValueError(f"{named} is drawn from a data set on the hub: give num_fit and num_eval.")
         return hub_corpora.hub_fit_eval(named, num_fit, num_eval, seed)
-    sentences = _distinct(load_corpus(name_or_path))
-    if named in _NAMED:
+    sentences = distinct(load_corpus(name_or_path))
+    if named in NAMED:
         parts = split(sentences)
         fit, held_out = parts["fit"], parts["eval"]
     else:
@@ -282,7 +272,7 @@ def fit_eval(
             f"to fit on and {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked "
             f"for; {advice}."
         )
-    return _draw(fit, num_fit, seed), _draw(held_out, num_eval, seed)
+    return draw(fit, num_fit, seed), draw(held_out, num_eval, seed)
 
 
 def _shares(count: int, num_fit: int | None, num_eval: int | None) -> tuple[int, int]:
@@ -294,74 +284,3 @@ def _shares(count: int, num_fit: int | None, num_eval: int | None) -> tuple[int,
     if num_eval is None:
         return num_fit or 1, max(count - (num_fit or 1), 1)
     return max(count - num_eval, 1) if num_fit is None else num_fit, num_eval
-
-
-def divide(texts: Iterable[str], fit: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Divides texts by a hash of their letters into those to fit on and those to
-    evaluate on.
-
-    Texts that differ in case, digits and punctuation alone stand side by side, so all
-    but those at the cut stay together. The order in which the texts are given does not
-    matter.
-
-    Args:
-      texts: the texts, each once.
-      fit: parts to fit on, in proportion to `held_out`.
-      held_out: parts to evaluate on.
-    """
-    ranked = sorted(texts, key=lambda text: (_digest(_letters(text)), _digest(text)))
-    cut = round(len(ranked) * fit / (fit + held_out))
-    return ranked[:cut], ranked[cut:]
-
-
-def sentences_fingerprint(sentences: Iterable[str]) -> str:
-    """Returns 16 hex digits of SHA-256 over all sentences, in their order."""
-    return short_hash(*(sentence.encode() + b"\0" for sentence in sentences))
-
-
-def _compare_with_readme(fingerprint: str) -> None:
-    """Logs one line where `docs` holds another text than the one that README's figures
-    are of.
-    """
-    if fingerprint != README_DOCS:
-        logging.getLogger(__name__).warning(
-            "the corpus docs here (%s) is not the text of README's figures (%s), since versions of Python or of"
-            " packages differ: expect other digits. requirements.lock has README's versions.",
-            fingerprint,
-            README_DOCS,
-        )
-
-
-def _draw(sentences: Iterable[str], count: int, seed: int) -> list[str]:
-    """Returns the `count` sentences that come first by a hash of the seed and their
-    letters.
-
-    Each sentence is ranked by itself, so a corpus with a few sentences more or fewer
-    (other versions of the packages that `docs` is read from) gives nearly the same
-    draw.
-    """
-    return sorted(sentences, key=lambda text: _digest(f"{seed} {_letters(text)}"))[:count]
-
-
-def _distinct(sentences: Iterable[str]) -> list[str]:
-    """Returns the first of each group of sentences that have the same letters, in their
-    order.
-    """
-    first: dict[str, str] = {}
-    for sentence in sentences:
-        first.setdefault(_letters(sentence), sentence)
-    return list(first.values())
-
-
-_NOT_LETTERS = str.maketrans("", "", string.punctuation + string.digits)
-
-
-def _letters(sentence: str) -> str:
-    """Returns a sentence without case, digits and punctuation, its words one space
-    apart; itself where nothing is left.
-    """
-    return " ".join(sentence.casefold().translate(_NOT_LETTERS).split()) or sentence
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -8,10 +8,8 @@ too. What the tokenizer appends for training, such as EOS, a causal model does n
 it would be scored as if it were text.
 """
 
-import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,7 +18,7 @@ import numpy as np
 from jaxtyping import Int32
 from numpy import ndarray
 
-from jmat.runtime.errors import in_one_line
+from jmat.data.panics import TokenizerError, panics_as_errors
 
 _CHARACTERS = 16  # of a long text that are looked at for each token that is wanted; more where they are too few
 _MARGIN = 64  # tokens at a cut that may differ from those of the whole text
@@ -90,12 +88,6 @@ def special_id(tokenizer: KnowsSpecialTokens | None, name: str) -> int | None:
     tokenizer has none.
     """
     return getattr(tokenizer, f"{name}_token_id", None)
-
-
-class TokenizerError(ValueError):
-    """Reports a tokenizer that can read no text: its code gives up, or takes
-    exponential time.
-    """
 
 
 class SpecialTokens(NamedTuple):
@@ -296,51 +288,3 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool
     options = {"add_special_tokens": add_special_tokens, "return_attention_mask": False, "verbose": False}
     with panics_as_errors("the tokenizer fails on a text"):
         return tokenizer(list(texts), **options)["input_ids"]
-
-
-@contextlib.contextmanager
-def panics_as_errors(what: str) -> Iterator[None]:
-    """Raises ValueError, which begins with `what`, where the tokenizers library raises
-    or panics.
-
-    A panic of compiled code is no Exception for Python; it becomes a TokenizerError.
-    """
-    with _no_report_of_panics():
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception) and not _is_panic(error):
-                raise
-            fatal = _is_panic(error) or isinstance(error, TokenizerError)
-            kind = TokenizerError if fatal else ValueError
-            raise kind(f"{what}: {in_one_line(error)}") from None
-
-
-def _is_panic(error: BaseException | None) -> bool:
-    return type(error).__name__ == "PanicException"
-
-
-@contextlib.contextmanager
-def _no_report_of_panics() -> Iterator[None]:
-    """Holds back what is written to standard error while a panic ends in an exception:
-    it is the panic's own report.
-    """
-    try:
-        shown = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with tempfile.TemporaryFile() as report:
-        os.dup2(report.fileno(), 2)
-        panicked = False
-        try:
-            yield
-        except ValueError as error:
-            panicked = _is_panic(error.__context__)
-            raise
-        finally:
-            os.dup2(shown, 2)
-            os.close(shown)
-            report.seek(0)
-            if not panicked:
-                os.write(2, report.read())

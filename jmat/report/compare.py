@@ -12,18 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jmat.report.axes import clear_inner_labels, plain_number
-from jmat.report.drawing import (
-    Drawing,
-    Picture,
-    Width,
-    add_legend,
-    draw_style,
-    fit_height,
-    legend_keys,
-    width_in_inches,
-)
+from jmat.report.drawing import Drawing, Picture, add_legend, fit_height, legend_keys
 from jmat.report.names import model_name, plain
 from jmat.report.rows import Content, Row
+from jmat.report.style import Width, draw_style, width_in_inches
 from jmat.runtime.annotations import Fields
 
 Plot = Callable[..., Figure]

@@ -6,8 +6,6 @@ never below 7 points.
 """
 
 import dataclasses
-import io
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -24,32 +22,12 @@ from matplotlib.lines import Line2D
 
 from jmat.report.axes import clear_inner_labels, plain_number
 from jmat.report.rows import Row
-from jmat.runtime.files import save_atomically
+from jmat.report.saving import picture_bytes
+from jmat.report.style import WIDTHS, Width, draw_style, width_in_inches
 
-WIDTHS = {"column": 3.25, "page": 6.75}  # inches, as in most two-column papers
-FORMATS = ("png", "pdf", "svg")
 BAND = "band: 95 % interval"
-_NARROWEST, _WIDEST = 2.0, 40.0
 _LEGEND_LINE, _TITLE_LINE = 0.18, 0.2  # inches
-Style = dict[Any, Any]  # matplotlib lists every key, and has no name for the type of all
-_STYLE: Style = {
-    "axes.edgecolor": "0.4",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.92",
-    "grid.linewidth": 0.8,
-    "xtick.color": "0.3",
-    "ytick.color": "0.3",
-    "legend.frameon": False,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3.5,
-    "pdf.fonttype": 42,  # TrueType, which publishers ask for
-    "svg.hashsalt": "jmat",  # a figure that is drawn again is the same file
-}
 
-Width = str | float | int | None  # "column", "page", inches, or as wide as suits a screen
 Look = tuple[str, str]  # colour and marker
 
 
@@ -219,30 +197,6 @@ def _draw_new(panels: Mapping[str, Panel], layout: Layout, title: str | None, in
     return figure
 
 
-def width_in_inches(width: Width) -> float | None:
-    """Returns a width in inches; None for that of a screen. Raises ValueError for one
-    that is none.
-    """
-    if width is None:
-        return None
-    inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
-    if inches is None or not _NARROWEST <= inches <= _WIDEST:
-        raise ValueError(
-            f"width={width!r} is not a width of a figure; expected column, page, or inches from {_NARROWEST:g} to "
-            f"{_WIDEST:g}."
-        )
-    return inches
-
-
-def draw_style(inches: float | None) -> Style:
-    """Returns matplotlib's settings: type of 9 points on a screen, and of 8 and 7.5 in
-    a paper.
-    """
-    text, small = (9.0, 9.0) if inches is None else (8.0, 7.5)
-    sizes = {"font.size": text, "axes.labelsize": text, "axes.titlesize": text + 0.5, "legend.fontsize": text}
-    return _STYLE | sizes | {"xtick.labelsize": small, "ytick.labelsize": small}
-
-
 def add_legend(figure: Figure, keys: Sequence[Artist]) -> None:
     """Puts one legend for all panels below them, in as many lines as it takes."""
     if not keys:
@@ -299,40 +253,3 @@ def legend_keys(legend: Legend) -> dict[str, Artist]:
     """Returns the samples of a legend by their words."""
     samples = zip(legend.get_texts(), legend.legend_handles, strict=True)
     return {text.get_text(): sample for text, sample in samples if sample is not None}
-
-
-def save_figure(figure: Figure, path: str | pathlib.Path) -> None:
-    """Writes a figure as PNG, PDF or SVG, by the name's ending, whole or not at all.
-
-    Raises:
-      ValueError: another ending.
-      OSError: the file cannot be written.
-    """
-    path = pathlib.Path(path)
-    kind = path.suffix.removeprefix(".")
-    check_format(kind)
-
-    def write(temporary: pathlib.Path) -> None:
-        _write(figure, temporary, kind)
-
-    save_atomically(path, write)
-
-
-def check_format(kind: str) -> None:
-    """Raises ValueError for a file format that figures are not written in."""
-    if kind not in FORMATS:
-        raise ValueError(f"figure_format={kind!r} is not a format of figures; expected one of {', '.join(FORMATS)}.")
-
-
-def picture_bytes(figure: Figure) -> bytes:
-    """Returns a figure as PNG."""
-    file = io.BytesIO()
-    _write(figure, file, "png")
-    return file.getvalue()
-
-
-def _write(figure: Figure, file: pathlib.Path | io.BytesIO, kind: str) -> None:
-    narrow = figure.get_figwidth() <= WIDTHS["page"]  # a paper's: printed, and not shown
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with mpl.rc_context(draw_style(figure.get_figwidth() if narrow else None)):  # ticks are made when it is written
-        figure.savefig(file, dpi=300 if narrow else 200, format=kind, metadata=undated.get(kind))

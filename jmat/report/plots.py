@@ -21,9 +21,9 @@ from matplotlib.lines import Line2D
 from jmat.report.axes import is_share, layer_axis, metric_axis, pair_axes
 from jmat.report.compare import compare as compare
 from jmat.report.drawing import Drawing, Layout, Look, Panel, Picture, draw, key, line
-from jmat.report.drawing import save_figure as save_figure
 from jmat.report.names import MAPS, STREAMS, metric_name, readable
 from jmat.report.rows import Content, Row
+from jmat.report.saving import save_figure as save_figure
 from jmat.runtime.errors import NothingToDrawError
 
 # A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the

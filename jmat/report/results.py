@@ -23,9 +23,11 @@ from matplotlib.figure import Figure
 
 from jmat.maps.compact import Map
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
-from jmat.report.drawing import Drawing, Width, check_format, save_figure, width_in_inches
+from jmat.report.drawing import Drawing
 from jmat.report.notes import format_notes
 from jmat.report.rows import Content, Row
+from jmat.report.saving import check_format, save_figure
+from jmat.report.style import Width, width_in_inches
 from jmat.runtime.annotations import Fields
 from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically

@@ -14,11 +14,11 @@ from jmat.capture.activations import capture, check_examples
 from jmat.capture.reading import mask_token_of
 from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
-from jmat.data.corpus import divide
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, fingerprint, mask_positions
 from jmat.data.reading import check_texts
 from jmat.data.sampling import make_examples
+from jmat.data.splitting import divide
 from jmat.maps.compact import Map
 from jmat.maps.files import MapsInfo
 from jmat.models.config import ModelConfig

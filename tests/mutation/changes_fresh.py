@@ -218,7 +218,7 @@ CHANGES = [
         "test_wiring_measures.py test_kept.py test_counts.py test_benchmark.py",
     ),
     Change(
-        "jmat/data/corpus.py",
+        "jmat/data/splitting.py",
         "cut = round(len(ranked) * fit / (fit + held_out))",
         "cut = round(len(ranked) * held_out / (fit + held_out))",
         "a user's text is divided by the share of evaluation",

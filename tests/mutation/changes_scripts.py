@@ -828,7 +828,7 @@ CHANGES = [
         "test_corpus.py",
     ),
     Change(
-        "jmat/data/corpus.py",
+        "jmat/data/splitting.py",
         "return ranked[:cut], ranked[cut:]",
         "return ranked[:cut], ranked",
         "evaluation sentences of a text are fitted on",

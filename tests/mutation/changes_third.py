@@ -230,7 +230,7 @@ _FIRST = [
         "test_plots.py test_gallery.py",
     ),
     Change(
-        "jmat/report/drawing.py",
+        "jmat/report/saving.py",
         "dpi=300 if narrow else 200",
         "dpi=200 if narrow else 300",
         "figures of papers have fewer dots than those of screens",
@@ -883,7 +883,7 @@ _THIRD = [
         "test_wiring_jumps.py test_kept.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/questions.py",
         'prompt = f"Question: {asked}\\nAnswer:" if kind',
         'prompt = f"Question: {asked}\\nAnswer: " if kind',
         "questions end with a space that choices begin with, too",

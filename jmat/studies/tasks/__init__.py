@@ -2,7 +2,7 @@
 with given answers.
 """
 
-from jmat.studies.tasks.scoring import Question, read_task
+from jmat.studies.tasks.questions import Question, read_task
 from jmat.studies.tasks.study import Options, run
 
 __all__ = ["Options", "Question", "read_task", "run"]
