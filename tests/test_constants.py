@@ -165,6 +165,22 @@ def test_ten_equal_predictions_are_noted_and_nine_may_be_chance(count, noted):
     assert (predictions.note() is not None) == noted
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0], [0, 0, 1], [0, 0]])
+def test_every_batch_of_predictions_counts(order):
+    """Twelve with one most likely token that are not alike, and twelve with another."""
+    logits = np.random.default_rng(0).normal(size=(2, 12, 20)).astype(np.float32)
+    logits[0, :, 3], logits[1, :, 5] = 9, 9
+    predictions = Predictions()
+    for batch in order:
+        predictions.add(logits[batch])
+    note = predictions.note()
+    if 1 in order:
+        assert note is None
+    else:
+        assert note is not None
+        assert note.startswith("the model's most likely token is the same (3) at all 24 places")
+
+
 @pytest.mark.parametrize(("apart", "noted"), [(0.5e-4, True), (2e-4, False)])
 def test_two_predictions_are_the_same_up_to_rounding(apart, noted):
     logits = np.zeros((2, 2), np.float32)
