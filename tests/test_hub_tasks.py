@@ -6,6 +6,7 @@ import pytest
 
 from jmat.data import hub_corpora
 from jmat.data.hub_tasks import TASKS, hub_task
+from jmat.studies.tasks.questions import Question, read_task
 
 # A row of each, as the hub has it, and what a model is asked: prompt, choices, answer.
 ARC = {"question": "What melts ice?", "choices": {"text": ["shade", "heat"], "label": ["A", "B"]}, "answerKey": "B"}
