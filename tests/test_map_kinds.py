@@ -1,5 +1,6 @@
 """Each kind of map against an independent solution in float64, on held-out activations, stored or streamed."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
+from flax import nnx
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
@@ -18,6 +20,7 @@ from jmat.maps.kinds import KINDS, Kind, fit_kind, parse_kind, parse_kinds
 from jmat.maps.metric import head_metric, metric_of
 from jmat.maps.regression import Regression, one_pair, pair_moments, pooled, spectrum
 from jmat.maps.types import Constant, Identity, Linear
+from jmat.models.layers import Head, LayerNorm, NoNorm, RMSNorm
 
 N, D, HELD_OUT, R = 300, 24, 100, 5
 GAMMA = np.cov(np.random.default_rng(5).normal(size=(D, 3 * D)))
@@ -309,6 +312,31 @@ def test_the_metric_of_a_linear_head(gpt2):
     root, inverse = np.asarray(metric.root), np.asarray(metric.inverse_root)
     np.testing.assert_allclose(root @ root, gamma, rtol=0, atol=1e-6 * np.abs(gamma).max())
     np.testing.assert_allclose(root @ inverse, np.eye(len(gamma)), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", ["rms", "none", "plain", "projected"])
+def test_the_metric_of_other_norms_and_heads(gpt2, norm):
+    """The scale of an RMS norm is stored less its offset; a norm without a scale, and none; a head that projects."""
+    rng = np.random.default_rng(0)
+    model = nnx.clone(gpt2)
+    U, D = np.asarray(gpt2.embed.tokens.table[...], np.float64).T, gpt2.config.width
+    scale = rng.uniform(0.5, 2, D)
+    if norm == "rms":
+        model.final_norm = RMSNorm(dataclasses.replace(gpt2.config, norm_scale_offset=1.0))
+        model.final_norm.scale[...] = jnp.asarray(scale - 1, jnp.float32)
+    elif norm == "none":
+        model.final_norm, scale = NoNorm(gpt2.config), np.ones(D)
+    elif norm == "plain":
+        model.final_norm, scale = LayerNorm(dataclasses.replace(gpt2.config, norm_affine=False)), np.ones(D)
+    else:
+        scale = np.asarray(gpt2.final_norm.scale[...], np.float64)
+        model.head = Head(dataclasses.replace(gpt2.config, embed_width=48), rngs=nnx.Rngs(0))
+        model.embed.tokens.table = nnx.Param(jnp.asarray(rng.normal(size=(768, 48)), jnp.float32))
+        U = np.asarray(model.head.project.kernel[...], np.float64) @ np.asarray(model.embed.tokens.table[...]).T
+    gamma = scale[:, None] * (U @ U.T) * scale
+    gamma += 1e-6 * np.trace(gamma) / D * np.eye(D)
+    root = np.asarray(head_metric(model, np.zeros(D)).root)
+    np.testing.assert_allclose(root @ root, gamma, rtol=0, atol=1e-6 * np.abs(gamma).max())
 
 
 def test_the_metric_of_a_masked_head_is_that_of_its_derivative(bert):
