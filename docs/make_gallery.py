@@ -77,7 +77,7 @@ def _regularizers(results: dict[str, Any], **drawing: Any) -> Figure:
     return plot_by_layer(results, metrics, names=names, title="the same model under different penalties", **drawing)
 
 
-_JUMP = f"python -m experiments.layer_jump --model=gpt2-docs {_SIZE} --out=runs/layer_jump-gpt2-docs"
+_JUMP = f"python -m experiments.layer_jump --model=gpt2-docs {_SIZE} --out=runs/small-gpt2-docs"
 _LINEARITY = f"python -m experiments.linearity {_SIZE} --all_pairs --out=runs/linearity"
 _CROSS = f"python -m experiments.cross_corpus {_SIZE} --corpora=docs,upper.txt --out=runs/cross"
 _TRAIN = "--layers=4 --width=96 --heads=4 --steps=160 --warmup_steps=20 --keep_every=40 --eval_sentences=200"
@@ -99,7 +99,7 @@ ENTRIES = (
         "with the head alone (the logit lens). Precision@k says how often the guess is among the full model's k "
         "likeliest tokens. Surprisal is of the guess, under the full model.",
         [_JUMP],
-        ["layer_jump-gpt2-docs"],
+        ["small-gpt2-docs"],
         layer_jump.plot,
         "Four line plots over the layers; the linear map is above the logit lens in early layers.",
     ),
@@ -109,7 +109,7 @@ ENTRIES = (
         "Any figure of two runs has a column for each run and one scale in each row. In Python: "
         '`compare([first, second], panels=["precision@1", "surprisal"])` from `jmat.report.plots`.',
         [_JUMP, _JUMP.replace("gpt2-docs", "bert-docs")],
-        ["layer_jump-gpt2-docs", "layer_jump-bert-docs"],
+        ["small-gpt2-docs", "small-bert-docs"],
         layer_jump.plot,
         "Precision@1 and surprisal by layer, gpt2-docs in the left column and bert-docs in the right one.",
         ["precision@1", "surprisal"],
