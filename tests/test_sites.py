@@ -283,7 +283,7 @@ def test_a_wrong_site_is_refused_by_name(gpt2, options, message):
 
 
 def test_an_array_is_no_replacement():
-    with pytest.raises(ValueError, match=r"site 'block.0.ffn' is a ArrayImpl; expected a callable pytree"):
+    with pytest.raises(ValueError, match=r"site 'block.0.ffn' is an array; expected jmat.Constant\(array\)"):
         check_site("block.0.ffn", jnp.eye(16))
 
 

@@ -258,6 +258,11 @@ def check_site(name: str, site: object) -> None:
     if isinstance(site, Edit) and not callable(site.f):
         raise ValueError(f"site {name!r}: Edit takes a function of the site's value; got a {type(site.f).__name__}.")
     if not callable(site) or jax.tree_util.all_leaves([site]):
+        if isinstance(site, jax.Array | np.ndarray):
+            raise ValueError(
+                f"the replacement for site {name!r} is an array; expected jmat.Constant(array), which gives the array "
+                "in place of the part's value, or jmat.Add(array), which adds it."
+            )
         raise ValueError(
             f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable pytree such as "
             "jmat.Linear(W), a dataclass registered with JAX, or jax.tree_util.Partial(function), which stands in for "

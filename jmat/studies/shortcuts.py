@@ -68,6 +68,11 @@ def evaluate(
     """
     check_model(model)
     L = model.config.layers
+    if isinstance(shortcuts, Shortcut):
+        raise ValueError(
+            'expected a dict from names to shortcuts, such as {"mat": jmat.Shortcut(source, target, map)}; got one '
+            "jmat.Shortcut without a name."
+        )
     wrong = [name for name, shortcut in shortcuts.items() if not isinstance(shortcut, Shortcut)]
     if wrong or not shortcuts:
         got = f"{wrong[0]!r} is of type {type(shortcuts[wrong[0]]).__name__}" if wrong else "there are none"
