@@ -208,9 +208,14 @@ def most_linear_can_go(seen: Evidence) -> Decision:
     """
     whole, mapped = _pruned(seen, "map", "perplexity")
     return mapped["value"] <= _UNHARMED * whole["value"], (
-        f"Without blocks {mapped['blocks']}: perplexity {interval(mapped, 1)}, of the whole model "
+        f"Without {_named(mapped)}: perplexity {interval(mapped, 1)}, of the whole model "
         f"{interval(whole, 1)}, {100 * (mapped['value'] / whole['value'] - 1):+.1f} %."
     )
+
+
+def _named(row: Row) -> str:
+    """Returns the removed blocks of a row in words."""
+    return f"block {row['blocks']}" if str(row["blocks"]).isdigit() else f"blocks {row['blocks']}"
 
 
 def cheaper(seen: Evidence, method: str, than: str) -> Decision:
@@ -219,7 +224,7 @@ def cheaper(seen: Evidence, method: str, than: str) -> Decision:
     if one["blocks"] != other["blocks"]:
         raise NotTestedError(f"{method} and {than} removed different blocks.")
     return _apart(other, one), (
-        f"Without blocks {one['blocks']}, KL in nats: {method} {interval(one)}, {than} {interval(other)}."
+        f"Without {_named(one)}, KL in nats: {method} {interval(one)}, {than} {interval(other)}."
     )
 
 

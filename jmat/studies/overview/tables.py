@@ -1,6 +1,7 @@
 """Writes rows of results as HTML tables, each figure with its 95 % interval below it."""
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 
 from jmat.report.names import MAPS, METHODS, PARTS, PROBES
@@ -113,8 +114,9 @@ def listed(caption: str, heads: Sequence[str], lines: Sequence[Sequence[object]]
 
 
 def facts(pairs: Mapping[str, object]) -> str:
-    """Returns a list of names and what they are."""
-    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in pairs.items())}</dl>"
+    """Returns a list of names and what they are; no line ends inside the name of a flag."""
+    kept = {k: re.sub(r"(?<![\w-])--\w+", r'<span class="flag">\g<0></span>', text(v)) for k, v in pairs.items()}
+    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{v}</dd></div>' for k, v in kept.items())}</dl>"
 
 
 def _table(caption: str, head: str, body: str, kind: str = "") -> str:
