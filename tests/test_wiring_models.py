@@ -14,7 +14,7 @@ from jmat import models
 from jmat.checkpoint import parameters
 from jmat.data import corpus, packing, splitting
 from jmat.metrics.bootstrap import bootstrap_counts
-from jmat.studies.tasks import scoring as tasks
+from jmat.studies.tasks.questions import read_task
 from jmat.training import train as training
 from jmat.training.penalties import Regularizer
 from tests.by_hand import Lab, log_p
@@ -171,7 +171,7 @@ def test_perplexity_and_answers(tmp_path):
         assert [row["value"], row["low"], row["high"]] == pytest.approx([np.mean(hits), low, high]), metric
         assert row["n"] == 4
     assert outcome.one(metric="chance")["value"] == pytest.approx((3 / 2 + 1 / 3) / 4)
-    questions = map(repr, tasks.read_task(tmp_path / "asked.jsonl"))
+    questions = map(repr, read_task(tmp_path / "asked.jsonl"))
     read = {"lines.txt": corpus.sentences_fingerprint(lines), "asked.jsonl": corpus.sentences_fingerprint(questions)}
     assert outcome.results["text"] == {str(tmp_path / name): fingerprint for name, fingerprint in read.items()}
 

@@ -7,7 +7,8 @@ import types
 import jax
 import numpy as np
 import pytest
-from absl import flags
+
+from experiments.pretraining import setupfrom absl import flags
 from tokenizers import processors
 
 import jmat
@@ -123,45 +124,42 @@ def test_verify_ends_with_the_code_of_its_verdict(monkeypatch, verdict, code):
 
 
 def test_what_is_trained_has_the_sizes_that_are_asked_for():
-    with loaded("pretrain") as script:
-        sizes = {"vocab_size": 300, "layers": 3, "width": 12, "heads": 2, "length": 40}
-        for arch in ("gpt2", "bert"):
-            config = models.config_from_hf(script.hf_config(arch, **sizes))
-            found = (config.family, config.vocab_size, config.layers, config.width, config.heads, config.num_positions)
-            assert found == (arch, *sizes.values())
-            assert config.ffn_width == 48
-            assert config.causal == (arch == "gpt2")
+    sizes = {"vocab_size": 300, "layers": 3, "width": 12, "heads": 2, "length": 40}
+    for arch in ("gpt2", "bert"):
+        config = models.config_from_hf(setup.hf_config(arch, **sizes))
+        found = (config.family, config.vocab_size, config.layers, config.width, config.heads, config.num_positions)
+        assert found == (arch, *sizes.values())
+        assert config.ffn_width == 48
+        assert config.causal == (arch == "gpt2")
 
 
 def test_sentences_are_what_each_kind_of_model_reads():
     sentences = ["Returns the name of the file.", "Returns " * 30]
-    with loaded("pretrain") as script:
-        for arch in ("gpt2", "bert"):
-            _, tokenizer = jmat.load(REFERENCE / arch)
-            ids = tokenizer(sentences)["input_ids"]
-            pairs = script.encode(arch, tokenizer, sentences, 16)
-            assert len(pairs) == 2
-            inputs, targets = (np.asarray(values).tolist() for values in pairs[0])
-            if arch == "gpt2":
-                assert inputs == ids[0]
-                assert targets == [*ids[0][1:], tokenizer.eos_token_id]
-            else:
-                assert inputs == ids[0]
-                special = set(tokenizer.all_special_ids)
-                assert targets == [-1 if token in special else token for token in ids[0]]
-                assert len(pairs[1][0]) == 16
-                assert pairs[1][0][-1] == tokenizer.sep_token_id
+    for arch in ("gpt2", "bert"):
+        _, tokenizer = jmat.load(REFERENCE / arch)
+        ids = tokenizer(sentences)["input_ids"]
+        pairs = setup.encode(arch, tokenizer, sentences, 16)
+        assert len(pairs) == 2
+        inputs, targets = (np.asarray(values).tolist() for values in pairs[0])
+        if arch == "gpt2":
+            assert inputs == ids[0]
+            assert targets == [*ids[0][1:], tokenizer.eos_token_id]
+        else:
+            assert inputs == ids[0]
+            special = set(tokenizer.all_special_ids)
+            assert targets == [-1 if token in special else token for token in ids[0]]
+            assert len(pairs[1][0]) == 16
+            assert pairs[1][0][-1] == tokenizer.sep_token_id
 
 
 def test_each_kind_of_model_has_its_own_loss_with_the_penalty(monkeypatch):
-    with loaded("pretrain") as script:
-        _, tokenizer = jmat.load(REFERENCE / "bert")
-        penalty = Regularizer("mse", 2.0)
-        causal = script.language_model_loss("gpt2", tokenizer, penalty)
-        assert (causal.func.__name__, causal.keywords) == ("causal_lm_loss", {"regularizer": penalty})
-        monkeypatch.setattr(script.training, "masked_lm_loss", lambda *given, **named: (given, named))
-        masked = script.language_model_loss("bert", tokenizer, penalty)
-        assert masked == ((tokenizer.mask_token_id,), {"regularizer": penalty})
+    _, tokenizer = jmat.load(REFERENCE / "bert")
+    penalty = Regularizer("mse", 2.0)
+    causal = setup.language_model_loss("gpt2", tokenizer, penalty)
+    assert (causal.func.__name__, causal.keywords) == ("causal_lm_loss", {"regularizer": penalty})
+    monkeypatch.setattr(setup.training, "masked_lm_loss", lambda *given, **named: (given, named))
+    masked = setup.language_model_loss("bert", tokenizer, penalty)
+    assert masked == ((tokenizer.mask_token_id,), {"regularizer": penalty})
 
 
 def test_variants_of_the_study():
