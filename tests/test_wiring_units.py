@@ -7,11 +7,11 @@ import types
 import jax
 import numpy as np
 import pytest
-
-from experiments.pretraining import setupfrom absl import flags
+from absl import flags
 from tokenizers import processors
 
 import jmat
+from experiments.pretraining import setup
 from jmat import models
 from jmat.data import corpus
 from jmat.runtime.checks import chosen, chosen_layers
