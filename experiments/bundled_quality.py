@@ -36,9 +36,9 @@ from jmat.report.notes import estimate, with_note
 from jmat.report.results import write_results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
+from jmat.runtime.checks import LARGEST_SEED
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
-from jmat.studies.settings import LARGEST_SEED
 from jmat.studies.tasks.scoring import Passage, check_causal, log_likelihoods
 
 _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, hub id or folder.")

@@ -145,8 +145,8 @@ class Job:
         if not hosts.is_first():
             return
         results = self.described(results, text=text)
-        look: dict[str, Any] = {"figure_format": FLAGS.figure_format, "width": FLAGS.figure_width}
-        written = results.save(self.out, before=self.path, say=say, **look)
+        drawing: dict[str, Any] = {"figure_format": FLAGS.figure_format, "width": FLAGS.figure_width}
+        written = results.save(self.out, before=self.path, say=say, **drawing)
         print(results.table())
         pages = [name for name in written if name.endswith(".html")]
         others = ", ".join(name for name in written if name not in pages)
@@ -186,8 +186,8 @@ def start(
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
-    how: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
-    model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **how)
+    loading: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **loading)
     if needs_head:
         check_head(model)
     mask_token_of(model, tokenizer)  # or raises
@@ -213,7 +213,7 @@ def claim(
         say(f"joining the other processes at {FLAGS.coordinator}")
     hosts.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.dtype == "float32":
-        # Accelerators multiply float32 at lower precision unless told not to.
+        # The default of accelerators is a lower precision.
         jax.config.update("jax_default_matmul_precision", "highest")
     config = own_flags()
     hosts.check_same({f"--{name}": value for name, value in config.items()})

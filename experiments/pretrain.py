@@ -42,9 +42,9 @@ from jmat.report.notes import with_note
 from jmat.report.results import read_results, write_results
 from jmat.report.rows import Row
 from jmat.runtime import checkpoints, mesh, stopping
+from jmat.runtime.checks import LARGEST_SEED
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, check_output_folder, output_path
-from jmat.studies.settings import LARGEST_SEED
 from jmat.training import train as training
 from jmat.training.penalties import KINDS, Regularizer
 

@@ -12,7 +12,7 @@ from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_f
 from jmat.data.examples import Examples, count_shared, fingerprint, load_examples
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
-from jmat.studies.settings import LARGEST_SEED
+from jmat.runtime.checks import LARGEST_SEED
 
 flags.DEFINE_string(
     "corpus",
@@ -127,7 +127,7 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:
         say(f"reading corpus {source}")
-        how: dict[str, Any] = {
+        reading: dict[str, Any] = {
             "protocol": FLAGS.protocol,
             "max_length": model.config.num_positions,
             "masked": not model.config.causal,
@@ -138,10 +138,10 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         named = named_corpus(source)
         if named in hub_corpora.SOURCES:
             check_counts("sentences of a data set on the hub are drawn")
-            examples = hub_corpora.hub_examples(named, tokenizer, **draw_settings(), **how)
+            examples = hub_corpora.hub_examples(named, tokenizer, **draw_settings(), **reading)
         else:
             fit, held_out = draw_sentences(source)
-            examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)
+            examples = make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **reading)
     check_examples(examples, model.config)
     return examples
 
@@ -155,7 +155,6 @@ def draw_sentences(source: str) -> tuple[list[str], list[str]]:
     """Draws sentences, or pieces of a text file, to fit on and others to evaluate on."""
     if FLAGS.piece_length:
         check_counts("pieces are drawn")
-    if FLAGS.piece_length:
         return draw_pieces(source, FLAGS.piece_length, **draw_settings())
     return fit_eval(source, **draw_settings())
 

@@ -25,16 +25,18 @@ from jmat.models.edits import (
     Edit,
     NeedsContext,
     OfBlock,
-    check_site,
+    checked_sites,
     is_any_length,
     is_edit,
 )
 from jmat.models.family import Transformer, check_model
 from jmat.models.inputs import Inputs, Spans, cut, prepare
-from jmat.models.sites import Site, gather, is_reached, is_square, kept_names, named_sites
+from jmat.models.sites import Site, gather, is_reached, is_square, kept_names
 from jmat.models.stack import final_norm, model_dtype, run_block, run_embed, unembed
 from jmat.models.tap import BLOCK
 from jmat.runtime.annotations import Keywords
+from jmat.runtime.arrays import on_host
+from jmat.runtime.checks import whole
 
 
 def run(
@@ -103,12 +105,8 @@ def run(
       ((2, 4, 192), 9)
     """
     check_model(model)
-    config, stop = model.config, model.config.layers if stop is None else stop
-    if not isinstance(keep, Iterable) or not isinstance(sites, Mapping | None):
-        raise ValueError(
-            f"keep is {type(keep).__name__}, sites {type(sites).__name__}; expected a name or several names, and a "
-            "dict from names to edits or to what stands in for them."
-        )
+    config = model.config
+    start, stop = whole("start", start), config.layers if stop is None else whole("stop", stop)
     keep, sites = _checked_sites(config, keep, sites, start, stop)
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
@@ -152,9 +150,7 @@ def _checked_sites(
             f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the model's blocks."
         )
     keep = kept_names(keep, config, start, stop)
-    sites = named_sites(sites or {}, config, start, stop)
-    for name, site in sites.items():
-        check_site(name, site)
+    sites = checked_sites(sites, config, start, stop)
     _check_reached([*keep, *sites], sites, start, stop, config.layers)
     return keep, sites
 
@@ -238,12 +234,12 @@ def logits(
     """
     check_model(model)
     config = model.config
-    sites = named_sites(sites or {}, config, 0, config.layers)
+    sites = checked_sites(sites, config, 0, config.layers)
     for name, site in sites.items():
-        check_site(name, site)
         if isinstance(site, At):
             raise ValueError(f"site {name!r}: At names tokens of texts; give it to jmat.run, with keep='logits'.")
-    if x.shape[-1] != config.width or not jnp.issubdtype(x.dtype, jnp.floating):
+    x = on_host(x)
+    if x.shape[-1:] != (config.width,) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x is {x.dtype} {x.shape}; expected a stream [..., {config.width}].")
     return unembed(model, final_norm(model, jnp.asarray(x, model_dtype(model)), sites), sites)
 
@@ -309,7 +305,7 @@ def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
 
 def _listed(read_at: object) -> object:
     """Returns positions with a list, which is for every row, as [1, P]."""
-    return np.asarray(read_at)[None] if isinstance(read_at, Sequence) else read_at
+    return on_host(read_at)[None] if isinstance(read_at, Sequence) else read_at
 
 
 def _read_end(

@@ -25,7 +25,7 @@ from tests.inside import loaded
 
 CONSTANTS = {
     "jmat.metrics.r2": {"OUTLIER": 6.0},
-    "jmat.studies.settings": {"LARGEST_SEED": 4294967295},
+    "jmat.runtime.checks": {"LARGEST_SEED": 4294967295},
     "jmat.studies.evaluation": {"KS": (1, 5, 10)},
     "jmat.studies.cross_corpus.rows": {"SIZES": (250, 500, 1000, 2000, 4000, 8000)},
     "jmat.studies.linearity.intrinsic": {"DISCARDED": 0.1},

@@ -236,14 +236,12 @@ def test_a_sweep_over_layers_compiles_the_same_programs_at_any_depth(family):
         ),
         ({"sites": {"block.1.ffn": Linear(jnp.ones((16, 7)))}}, "'block.1.ffn' returned shape"),
         ({"sites": {"block.2": Linear(jnp.ones((16, 7)))}}, "'block.2' returned shape"),
-        ({"sites": ["block.1.ffn"]}, "sites list; expected"),
-        ({"keep": None}, "keep is NoneType"),
     ],
 )
 def test_misuse_is_one_sentence_that_names_the_site(given, message):
     model = hf.ours(CASES["gpt2"])
     with pytest.raises(ValueError, match=message):
-        inspect.unwrap(jmat.run)(model, TOKENS, **given)  # without the annotations, which only tests check
+        jmat.run(model, TOKENS, **given)
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------

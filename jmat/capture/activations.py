@@ -18,9 +18,11 @@ from jmat.data.examples import Examples, Split, check_tokens
 from jmat.data.reading import every_token
 from jmat.forward import run
 from jmat.models.config import ModelConfig
+from jmat.models.edits import checked_sites
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site, is_square, kept_names
 from jmat.runtime.annotations import PyTree
+from jmat.runtime.checks import check_whole, whole
 from jmat.runtime.mesh import local_mesh, place, replicate, usual_batch
 
 
@@ -130,15 +132,19 @@ def capture(
       ((8, 192), [0, 1, 2, 3, 0, 1, 2, 3])
     """
     check_model(model)
-    split, last = every_token(inputs, tokenizer), model.config.layers if stop is None else stop
+    last = model.config.layers if stop is None else whole("stop", stop)
+    split = every_token(inputs, tokenizer)
     check_tokens(split.tokens, model.config.vocab_size)
     keep = kept_names(keep, model.config, 0, last)
+    sites = checked_sites(sites, model.config, 0, last)
     if square := [name for name in keep if is_square(name)]:
         raise ValueError(
             f"{square[0]!r} has a value for every pair of tokens: read it with jmat.run, keep={square[0]!r}."
         )
+    if tokens_per_batch is not None:
+        check_whole("tokens_per_batch", tokens_per_batch, 1)
     mesh = local_mesh(devices)
-    model, sites = place(model, mesh), replicate(mesh, dict(sites or {}))
+    model, sites = place(model, mesh), replicate(mesh, sites)
     size = tokens_per_batch or usual_batch(devices)
     # What stands in for attention might look at all tokens of a row: each sentence has its own.
     plan = reading_batches(model.config, split, size, row_multiple=mesh.size, alone=bool(sites))

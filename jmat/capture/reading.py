@@ -43,14 +43,17 @@ def predictions_in(
     is returned as it is.
 
     Raises:
-      ValueError: as `every_token`; a batch for a masked model.
+      ValueError: as `every_token`; a batch for a masked model; a text without tokens.
     """
     if model.config.causal or isinstance(inputs, Split):
         return every_token(inputs, tokenizer)
     if isinstance(inputs, Batch):
         raise ValueError("a masked model predicts under a mask: give texts, or a Split that says which positions.")
     tokenizer, size = check_texts(inputs, tokenizer), model.config.num_positions
-    return make_examples(inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed).eval
+    split = make_examples(inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed).eval
+    if split.num_sentences < len(inputs):
+        raise ValueError(f"{len(inputs) - split.num_sentences} of {len(inputs)} texts have no tokens: leave them out.")
+    return split
 
 
 def reading_batches(

@@ -45,7 +45,7 @@ class Snapshots:
       every: seconds between two.
       owner: what decides the sums, by name, such as the model's hash; all of it must be
         the same to go on.
-      say: is told where a pass goes on.
+      say: is called with a sentence where a pass goes on from a snapshot.
     """
 
     folder: pathlib.Path

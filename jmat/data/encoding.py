@@ -196,6 +196,8 @@ def check_text(text: str, name: str) -> str:
     """Returns a text that is Unicode; raises ValueError, with the name of the text, for
     one that is not.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is of type {type(text).__name__}; expected text.")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -13,6 +13,7 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer, special_id, special_tokens
 from jmat.data.encoding import encode as token_ids
 from jmat.data.examples import Split
+from jmat.runtime.checks import check_whole
 
 _NO_LIMIT = 1 << 20  # tokens
 
@@ -86,6 +87,11 @@ def check_texts(texts: object, tokenizer: Tokenizer | None) -> Tokenizer:
     """
     if tokenizer is None:
         raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(
+            f"the tokenizer is of type {type(tokenizer).__name__}; expected the one that jmat.load returns beside the "
+            "model."
+        )
     if isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
         got = "one text" if isinstance(texts, str) else f"an object of type {type(texts).__name__}"
         raise ValueError(f"expected a list of texts; got {got}.")
@@ -103,6 +109,8 @@ def _token_rows(
     as `check_texts`.
     """
     tokenizer = check_texts(texts, tokenizer)
+    if max_length is not None:
+        check_whole("max_length", max_length, 1)
     masked = special_id(tokenizer, "mask") is not None
     special = special_tokens(tokenizer, masked=masked)
     rows = token_ids(texts, tokenizer, max_length or _NO_LIMIT, special)

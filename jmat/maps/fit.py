@@ -21,7 +21,7 @@ from jmat.maps.regression import Regression, pair_moments
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import check_names, stream_sites, width
-from jmat.runtime.checks import check_choice
+from jmat.runtime.checks import check_choice, check_flag, check_seed, whole
 
 TOKENS = ("predicted", "all")
 
@@ -102,6 +102,8 @@ def fit_map(
       >>> x, _ = jmat.run(model, batch, sites=shortcut)
     """
     check_model(model)
+    check_seed(seed)
+    check_flag("intercept", intercept)
     wanted = parse_kind(kind)
     sites = [_site(name, model) for name in (source, target)]
     _check_kind(wanted, model, sites, intercept, solver)
@@ -151,6 +153,7 @@ def _site(name: int | str, model: Transformer) -> str:
     if isinstance(name, str):
         check_names([name], model.config, replace=False)
         return name
-    if not 0 <= name <= model.config.layers:
-        raise ValueError(f"layer {name} is not one of 0 .. {model.config.layers}, the layers of this model.")
-    return stream_sites(model.config.layers)[name]
+    layer = whole("layer", name)
+    if not 0 <= layer <= model.config.layers:
+        raise ValueError(f"layer {layer} is not one of 0 .. {model.config.layers}, the layers of this model.")
+    return stream_sites(model.config.layers)[layer]

@@ -131,7 +131,7 @@ def build(name: str, form: Form, tensors: Mapping[str, Array]) -> Map:
 def fits(stand_in: Map, form: Form) -> bool:
     """Returns whether the parts of a map fit one another, and the shape of its form."""
     if not form.shape:
-        return True
+        return isinstance(stand_in, Identity)
     x = jax.ShapeDtypeStruct(form.shape[:1], jnp.float32)
     try:
         ends = jax.eval_shape(lambda f, x: f(x), stand_in, x).shape

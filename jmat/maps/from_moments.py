@@ -47,7 +47,7 @@ def fit(
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     n = check_pairs(moments, source, targets)
-    found = []
+    solved = []
     A, x_mean = second_moments(moments, source, source, centred=intercept), mean(moments, source)
     varies = jnp.full(len(A), True)
     if intercept:  # a coordinate that is constant up to rounding is zero, not scaled-up noise
@@ -58,8 +58,8 @@ def fit(
         total = spread(moments, target, centred=intercept)
         W, residual = _solve(factors, B, total, jnp.float64(ridge) if ridge else None)
         bias = mean(moments, target) - x_mean @ W if intercept else None
-        found.append(jax.tree.map(np.asarray, (W, residual, bias)))
-    weights, residuals, biases = zip(*found, strict=True)
+        solved.append(jax.tree.map(np.asarray, (W, residual, bias)))
+    weights, residuals, biases = zip(*solved, strict=True)
     solution = Solution(
         weights=np.concatenate(weights, axis=1),
         bias=np.concatenate(biases) if intercept else None,
@@ -69,7 +69,7 @@ def fit(
         n=n,
         ridge=float(ridge),
     )
-    narrow = [jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b)) for W, _, b in found]
+    narrow = [jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b)) for W, _, b in solved]
     return {target: Linear(*arrays) for target, arrays in zip(targets, narrow, strict=True)}, solution
 
 

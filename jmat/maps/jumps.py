@@ -89,8 +89,8 @@ def fit_jumps_to_moments(
     solutions: dict[int, Solution] = {}
     for i in track(range(layers), progress):
         to = {j: streams[j] for j in jump_targets(i, layers, targets)}
-        found, solution = fit(moments, streams[i], list(to.values()), intercept=intercept)
-        maps |= {(i, j): found[site] for j, site in to.items()}
+        by_site, solution = fit(moments, streams[i], list(to.values()), intercept=intercept)
+        maps |= {(i, j): by_site[site] for j, site in to.items()}
         shape = jax.ShapeDtypeStruct(solution.weights.shape, solution.weights.dtype)
         solutions[i] = dataclasses.replace(solution, weights=shape)  # type: ignore[arg-type]
     return maps, solutions

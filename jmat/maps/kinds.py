@@ -16,8 +16,10 @@ from jmat.maps.closed_forms import AUTO
 from jmat.maps.compact import Map, quantised
 from jmat.maps.lens import Lesson
 from jmat.maps.regression import Regression
+from jmat.runtime.checks import check_several
 
 INT8 = "+int8"
+_DIGITS = 6  # of a rank, or of a number of units: longer ones are no map that fits into memory
 IDENTITY = "id"
 MAT, AFFINE = "mat", "affine"  # least squares without and with an intercept
 Parameter = int | float | str | None
@@ -73,6 +75,8 @@ def _share(text: str) -> float | str:
 
 def _whole(text: str) -> int:
     """Reads a whole number of at least 1."""
+    if len(text) > _DIGITS:
+        raise ValueError(f"a whole number of at most {_DIGITS} digits")
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise ValueError("a whole number of at least 1")
     return int(text)
@@ -143,14 +147,16 @@ def parse_kind(text: str) -> Kind:
     Raises:
       ValueError: an unknown name, or a parameter that the kind does not have.
     """
-    whole = text.strip()
-    body, int8, rest = whole.partition(INT8)
+    if not isinstance(text, str):
+        raise ValueError(f"a kind of map is text such as {MAT!r}; got an object of type {type(text).__name__}.")
+    written = text.strip()
+    body, int8, rest = written.partition(INT8)
     name, colon, parameter = body.partition(":")
     if name not in KINDS or rest:
-        near = difflib.get_close_matches(name, KINDS, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower(), KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near and near[0] != name else ""
         raise ValueError(
-            f"{whole!r} is no kind of map; {hint}Kinds: {', '.join(each.example for each in KINDS.values())}."
+            f"{written!r} is no kind of map; {hint}Kinds: {', '.join(each.example for each in KINDS.values())}."
         )
     entry = KINDS[name]
     try:
@@ -158,13 +164,14 @@ def parse_kind(text: str) -> Kind:
             raise ValueError("a parameter behind the colon, or no colon")
         return Kind(name, entry.parse(parameter), bool(int8))
     except ValueError as error:
-        raise ValueError(f"kind {whole!r}: {name} takes {error}, as in {entry.example!r}.") from None
+        raise ValueError(f"kind {written!r}: {name} takes {error}, as in {entry.example!r}.") from None
 
 
 def parse_kinds(texts: Iterable[str]) -> list[Kind]:
     """Returns the kinds of several names, each once. Raises ValueError as `parse_kind`,
     and for no name.
     """
+    check_several("kinds", texts)
     kinds = list(dict.fromkeys(parse_kind(text) for text in texts))
     if not kinds:
         raise ValueError(f"no kind of map is named; choose from {', '.join(KINDS)}.")

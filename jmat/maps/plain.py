@@ -1,5 +1,5 @@
-"""Least squares by the plain formula, for whoever wants it:
-`jnp.linalg.lstsq(X, Y, rcond=0)`, one call a pair.
+"""Fits least squares by the plain formula, `jnp.linalg.lstsq(X, Y, rcond=0)`: one call
+a pair.
 
 It decomposes X by an SVD for each target, where `jmat.maps.least_squares` factorises it
 once. Where the streams are well conditioned both give the same predictions; beside

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from jmat.maps.types import Identity
+from jmat.models.edits import check_site, is_edit
 from jmat.models.sites import Site
+from jmat.runtime.checks import whole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Shortcut(Mapping[str, Site]):
       map: callable pytree from h_source to h_target.
 
     Raises:
-      ValueError: the layers are not in order.
+      ValueError: the layers are no whole numbers, or not in order; the map is an edit, or no callable pytree.
 
     Examples:
       >>> import jmat
@@ -39,8 +41,16 @@ class Shortcut(Mapping[str, Site]):
     map: Site
 
     def __post_init__(self) -> None:
+        for end in ("source", "target"):
+            object.__setattr__(self, end, whole(end, getattr(self, end)))
         if not 0 <= self.source < self.target:
             raise ValueError(f"a shortcut goes from a layer to a later one; got {self.source} to {self.target}.")
+        if is_edit(self.map):
+            raise ValueError(
+                f"a shortcut's map stands in for blocks; got the edit {type(self.map).__name__}, which changes what "
+                "they compute: give it to sites=."
+            )
+        check_site(f"block.{self.source}", self.map)
 
     def __getitem__(self, site: str) -> Site:
         if site not in self._sites():

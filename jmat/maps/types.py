@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from jmat.models.edits import IgnoresInput, IgnoresPadding
 from jmat.runtime.annotations import Leaf
+from jmat.runtime.checks import check_whole
 
 Values = TypeVar("Values", Array, np.ndarray)
 
@@ -82,7 +83,8 @@ class Constant(IgnoresInput):
     value: Leaf[Array | np.ndarray]
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        return jnp.broadcast_to(jnp.asarray(self.value).astype(x.dtype), (*x.shape[:-1], self.value.shape[-1]))
+        value = jnp.asarray(self.value).astype(x.dtype)
+        return jnp.broadcast_to(value, (*x.shape[:-1], *(value.shape[-1:] or x.shape[-1:])))
 
     def fill(self, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
         """Returns the value for every place of a site of this shape."""
@@ -103,6 +105,11 @@ class Zero(IgnoresInput):
     """
 
     width: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a width that is no whole number of at least 1."""
+        if self.width is not None:
+            check_whole("width", self.width, 1)
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
         return jnp.zeros((*x.shape[:-1], x.shape[-1] if self.width is None else self.width), x.dtype)

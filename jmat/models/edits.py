@@ -19,7 +19,7 @@ one that it stands in; see `OfBlock`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -28,8 +28,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from jmat.models.sites import Site, gather, is_square
+from jmat.models.config import ModelConfig
+from jmat.models.sites import Site, gather, is_square, named_sites
 from jmat.runtime.annotations import Leaf, PyTree
+from jmat.runtime.arrays import on_host
 from jmat.runtime.errors import first_line
 
 
@@ -198,7 +200,7 @@ class At:
 
     def __post_init__(self):
         if isinstance(self.positions, Sequence):
-            object.__setattr__(self, "positions", np.asarray(self.positions)[None])
+            object.__setattr__(self, "positions", on_host(self.positions)[None])
 
     def __call__(self, y: Array, x: Array, context: Context | None, name: str) -> Array:
         """Returns y [B, T, …], the value of the site `name`, with other values at some
@@ -232,9 +234,9 @@ class OfBlock(NeedsContext, IgnoresPadding):
     stands.
 
     In some models a block's attention depends on its index: by windows (GPT-Neo,
-    Mistral) or by scale (a GPT-2 option). `jmat.run` finds the block that a part of the
-    same model belongs to by itself; for a part of another model with such attention,
-    say it: `OfBlock(other.blocks[3].attn, 3)`.
+    Mistral) or by scale (a GPT-2 option). `jmat.run` finds the block of a part of the
+    same model. Give the block of a part of another model with such attention:
+    `OfBlock(other.blocks[3].attn, 3)`.
     """
 
     part: Leaf[Site]
@@ -245,6 +247,16 @@ class OfBlock(NeedsContext, IgnoresPadding):
 
 
 # --- checks, on the host ----------------------------------------------------------------------------------------------
+
+
+def checked_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
+    """Returns `sites=` without patterns. Raises ValueError as `named_sites` and
+    `check_site`.
+    """
+    named = named_sites(sites, config, start, stop)
+    for name, site in named.items():
+        check_site(name, site)
+    return named
 
 
 def check_site(name: str, site: object) -> None:
@@ -268,6 +280,18 @@ def check_site(name: str, site: object) -> None:
             "jmat.Linear(W), a dataclass registered with JAX, or jax.tree_util.Partial(function), which stands in for "
             "the part; or, to change what the part computes, jmat.Edit(function)."
         )
+    _check_values(name, site)
+
+
+def _check_values(name: str, site: object) -> None:
+    """Raises ValueError for what holds something else than real numbers, such as text."""
+    for leaf in jax.tree.leaves(site):
+        if isinstance(leaf, bool | int | float):
+            continue
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+            got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
+            raise ValueError(f"the {_role(site)} for site {name!r} holds {got}; expected real numbers.")
 
 
 def is_edit(site: Site) -> bool:
@@ -349,11 +373,11 @@ def _checked(
     """Returns the value. Raises ValueError for no floats, or another shape than the
     output's (None: any size).
     """
-    found = np.shape(value)
-    expected = tuple(found[-1] if size is None and found else size for size in shape)
-    if found != expected:
+    given = np.shape(value)
+    expected = tuple(given[-1] if size is None and given else size for size in shape)
+    if given != expected:
         raise ValueError(
-            f"the {_role(site)} for site {name!r} returned shape {found} for an input of {x.shape}; expected "
+            f"the {_role(site)} for site {name!r} returned shape {given} for an input of {x.shape}; expected "
             f"{expected}."
         )
     value = jnp.asarray(value)

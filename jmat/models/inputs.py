@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 
 from jmat.models.config import ModelConfig
 from jmat.models.edits import Context
+from jmat.runtime.arrays import on_host
 from jmat.runtime.shapes import rung
 
 _MOST_ROWS = 32  # batches of more rows come from loops, which have few shapes anyway
@@ -76,7 +77,8 @@ def prepare(
     if is_tokens and (array.ndim != 2 or start > 0):
         expected = "token ids [B, T]" if start == 0 else f"the stream [B, T, {config.width}] that enters block {start}"
         raise ValueError(f"inputs are {array.dtype} {array.shape}; expected {expected}.")
-    if not is_tokens and (array.ndim != 3 or array.shape[-1] != config.width):
+    is_stream = array.ndim == 3 and array.shape[-1] == config.width and jnp.issubdtype(array.dtype, jnp.floating)
+    if not is_tokens and not is_stream:
         raise ValueError(
             f"inputs are {array.dtype} {array.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
         )
@@ -115,11 +117,6 @@ def prepare(
     arrays = {name: jnp.asarray(value) for name, value in given.items()}
     context = Context(arrays["positions"], arrays.get("segments"), np.int32(0))
     return Inputs(arrays["x"], context, arrays.get("type_ids"), B, T), spans
-
-
-def on_host(values: object) -> Values:
-    """Returns what is no `jax.Array` as a numpy array."""
-    return values if isinstance(values, jax.Array) else np.asarray(values)
 
 
 def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> None:

@@ -63,7 +63,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmat.models.config import ModelConfig
-from jmat.models.family import Transformer
+from jmat.models.family import Transformer, check_model
 
 SUBMODULES = ("ln_1", "attn", "ln_2", "ffn")
 _INSIDE = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern", "attn.z", "ffn.hidden")
@@ -175,6 +175,8 @@ def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop:
     for names that are no sites of the model, and for patterns that match none in blocks
     `start` .. `stop − 1`.
     """
+    if not isinstance(keep, Iterable):
+        raise ValueError(f"keep is {type(keep).__name__}; expected the name of a site, or several names.")
     asked = (keep,) if isinstance(keep, str) else tuple(keep)
     names: dict[str, None] = {}
     for name in asked:
@@ -186,13 +188,19 @@ def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop:
     return tuple(names)
 
 
-def named_sites(sites: Mapping[str, Site], config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
+def named_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
     """Returns `sites=` with a key for every site that its keys match.
 
     A key without `*` goes before any pattern. Raises ValueError for names that are no
     sites of the model or can only be read, for patterns that match none in blocks
     `start` .. `stop − 1`, and for two patterns that match one site.
     """
+    if sites is None:
+        return {}
+    if not isinstance(sites, Mapping):
+        raise ValueError(
+            f"sites is {type(sites).__name__}; expected a dict from names to edits or to what stands in for them."
+        )
     exact = {name: site for name, site in sites.items() if not _is_pattern(name)}
     check_names(exact, config, replace=True)
     by_pattern: dict[str, str] = {}
@@ -272,6 +280,7 @@ def streams(model: Transformer) -> tuple[str, ...]:
       >>> jmat.streams(model)[3]
       'block.2'
     """
+    check_model(model)
     return stream_sites(model.config.layers)
 
 
@@ -284,4 +293,5 @@ def sites(model: Transformer) -> tuple[str, ...]:
       >>> jmat.sites(model)[-2:]
       ('final_norm', 'logits')
     """
+    check_model(model)
     return tuple(readable(model.config.layers, model.config.heads))

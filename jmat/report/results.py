@@ -29,6 +29,7 @@ from jmat.report.rows import Content, Row
 from jmat.report.saving import check_format, save_figure
 from jmat.report.style import Width, width_in_inches
 from jmat.runtime.annotations import Fields
+from jmat.runtime.checks import check_path
 from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
 from jmat.runtime.json_files import read_json_object
@@ -108,7 +109,7 @@ class Results:
             argument that does not fit it.
         """
         files = {pathlib.PurePath(file).stem: file for file in self.figures}
-        file = next(iter(self.figures), None) if name is None else files.get(pathlib.PurePath(name).stem)
+        file = next(iter(self.figures), None) if name is None else files.get(pathlib.PurePath(str(name)).stem)
         if file is None:
             raise ValueError(f"{self.experiment} draws {', '.join(self.figures) or 'no figure'}, not {name!r}.")
         return self.figures[file](self._content(), **drawing)
@@ -143,6 +144,7 @@ class Results:
         """
         check_format(figure_format)
         width_in_inches(width)
+        check_path("folder", folder)
         folder, written = pathlib.Path(folder), ["results.json"]
         folder.mkdir(parents=True, exist_ok=True)
         files = dict(self.files)
@@ -250,6 +252,7 @@ def read_results(out: str | pathlib.Path) -> Content:
       >>> files = results.save("my_run")
       >>> rows = jmat.read_results("my_run")["rows"]  # pandas.DataFrame(rows) is a table
     """
+    check_path("out", out)
     path = pathlib.Path(out) / "results.json"
     try:
         results = read_json_object(path, most_bytes=_MOST_BYTES)

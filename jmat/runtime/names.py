@@ -30,6 +30,9 @@ def known_name(
       ValueError: the name is empty, has the prefix and is not known, or is both known
         and a file or folder here.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        got = type(name_or_path).__name__
+        raise ValueError(f"expected the name of a {kind}, or a path; got an object of type {got}.")
     name = os.fspath(name_or_path)
     if not name.strip():
         raise ValueError(f"the name of the {kind} is empty; expected {', '.join(known)}, or a path.")

@@ -27,7 +27,7 @@ from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
 from jmat.runtime.annotations import JsonObject, Keywords
-from jmat.runtime.checks import check_choice, check_whole
+from jmat.runtime.checks import check_choice, check_number, check_path, check_whole
 from jmat.runtime.digests import model_hash
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.routes import choose_route, memory_of_activations
@@ -65,6 +65,9 @@ class ReadingSettings(Settings):
         check_choice("protocol", self.protocol, PROTOCOLS)
         if self.skip_first is not None:
             check_whole("skip_first", self.skip_first, 0)
+        if self.snapshot_folder is not None:
+            check_path("snapshot_folder", self.snapshot_folder)
+        check_number("snapshot_every", self.snapshot_every, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,13 +26,12 @@ from jmat.models.family import Transformer, check_model
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.runtime.annotations import Fields, Keywords
-from jmat.runtime.checks import check_whole
+from jmat.runtime.checks import check_flag, check_seed, check_whole
 from jmat.runtime.digests import model_hash
 from jmat.runtime.versions import package_version
 
 Say = Callable[[str], object]  # prints one line about the work that begins
 
-LARGEST_SEED = 2**32 - 1  # JAX takes 32 bits of a seed: larger ones would repeat smaller ones
 _SHARES = {"fit": 3, "held_out": 1}  # of texts that are not divided yet
 
 
@@ -53,7 +52,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is out of range."""
-        check_whole("seed", self.seed, 0, LARGEST_SEED)
+        check_seed(self.seed)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == bool or (field.type == bool | None and value is not None):  # noqa: E721
+                check_flag(field.name, value)
         if self.tokens_per_batch is not None:
             check_whole("tokens_per_batch", self.tokens_per_batch, 1)
 
@@ -181,6 +184,8 @@ def read_subject(
         another model.
     """
     check_model(model)
+    if not isinstance(options, Settings):
+        raise ValueError(f"options is of type {type(options).__name__}; expected the Options of the study.")
     if needs_head:
         check_head(model)
     mask_token = mask_token_of(model, tokenizer)

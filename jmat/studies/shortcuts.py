@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
 from jmat.capture.activations import capture
@@ -13,12 +14,15 @@ from jmat.data.examples import Split, fingerprint, mask_positions, target_tokens
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
+from jmat.models.edits import NeedsContext, apply_site
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site, stream_sites
+from jmat.models.stack import model_dtype
 from jmat.report.notes import noted
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
+from jmat.runtime.checks import check_seed
 from jmat.runtime.digests import model_hash
 from jmat.studies.evaluation import evaluate as compare
 from jmat.studies.evaluation import metric_rows
@@ -55,7 +59,7 @@ def evaluate(
 
     Raises:
       ValueError: a model without a head or a mask token; a shortcut beyond the last
-        layer.
+        layer, or whose map does not fit the stream.
 
     Examples:
       >>> import jmat
@@ -67,6 +71,9 @@ def evaluate(
       ['kl', 'perplexity', 'precision@1']
     """
     check_model(model)
+    check_seed(seed)
+    if not isinstance(shortcuts, Mapping):
+        raise ValueError(f"shortcuts is {type(shortcuts).__name__}; expected a dict from names to jmat.Shortcut.")
     L = model.config.layers
     if isinstance(shortcuts, Shortcut):
         raise ValueError(
@@ -79,6 +86,8 @@ def evaluate(
         raise ValueError(f"expected a jmat.Shortcut(source, target, map) for each name; {got}.")
     if beyond := [name for name, shortcut in shortcuts.items() if shortcut.target > L]:
         raise ValueError(f"shortcut {beyond[0]!r} leads to layer {shortcuts[beyond[0]].target}; the last one is {L}.")
+    for name, shortcut in shortcuts.items():
+        _check_map(name, shortcut, model)
     split = predictions_in(model, inputs, tokenizer, seed=seed)
     targets = target_tokens(split, masked=not model.config.causal)
     split = mask_positions(split, mask_token_of(model, tokenizer))
@@ -87,16 +96,33 @@ def evaluate(
     predictions, rows = Predictions(), list[Row]()
     for name, shortcut in shortcuts.items():
         stand_in: tuple[Site, np.ndarray] = (shortcut.map, acts[streams[shortcut.source]])
-        if shortcut.target < L:  # the blocks behind the shortcut read the whole text
+        if shortcut.target < L or isinstance(shortcut.map, NeedsContext):  # what reads the whole text
             stand_in = (Identity(), capture(model, split, streams[L:], sites=shortcut, progress=progress)[streams[L]])
         key = {(name, shortcut.source): stand_in}
         values = compare(model, acts[streams[L]], key, targets=targets, predictions=predictions)
-        found = metric_rows(values, shortcut.target, groups=split.rows, seed=seed)
-        rows += [{**row, "target": shortcut.target} for row in found]
+        figures = metric_rows(values, shortcut.target, groups=split.rows, seed=seed)
+        rows += [{**row, "target": shortcut.target} for row in figures]
     rows = noted(rows, predictions.note())
     text = {"source": "texts", "eval": fingerprint(split)}
     weights = model_hash(parameters(model))
     return Results("evaluate", rows, {"model": model.name, "seed": seed}, weights, text, tables=table)
+
+
+def _check_map(name: str, shortcut: Shortcut, model: Transformer) -> None:
+    """Raises ValueError for a map that does not take a model's stream, or does not
+    return one.
+    """
+    if isinstance(shortcut.map, NeedsContext):
+        return
+    dtype = model_dtype(model)
+
+    def change(stand_in: Site, x: jax.Array) -> jax.Array:
+        return apply_site(f"block.{shortcut.source}", stand_in, lambda: x, x, x.shape, dtype, None)
+
+    try:
+        jax.eval_shape(change, shortcut.map, jax.ShapeDtypeStruct((2, model.config.width), dtype))
+    except ValueError as error:
+        raise ValueError(f"shortcut {name!r}: {error}") from error
 
 
 def table(rows: Sequence[Row]) -> str:

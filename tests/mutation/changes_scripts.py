@@ -29,8 +29,8 @@ CHANGES = [
     ),
     Change(
         "experiments/text_flags.py",
-        "make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **how)",
-        "make_examples(fit, held_out, tokenizer, seed=0, **how)",
+        "make_examples(fit, held_out, tokenizer, seed=FLAGS.seed, **reading)",
+        "make_examples(fit, held_out, tokenizer, seed=0, **reading)",
         "--seed draws no other positions",
         _JUMPS,
     ),
@@ -412,8 +412,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/probe/study.py",
-        "groups=subject.examples.eval.rows, **how",
-        "groups=None, **how",
+        "groups=subject.examples.eval.rows, **fitting",
+        "groups=None, **fitting",
         "intervals over examples",
         _REST,
     ),

@@ -91,8 +91,8 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/probe/study.py",
-        "groups=subject.examples.eval.rows, **how",
-        "**how",
+        "groups=subject.examples.eval.rows, **fitting",
+        "**fitting",
         "the probe's intervals ignore sentences",
         "test_probe.py test_intervals.py test_wiring_rest.py",
     ),

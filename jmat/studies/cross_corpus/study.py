@@ -102,15 +102,15 @@ def run(
     for name, subject in subjects.items():
         subject.announce(f"corpus {name}")
         fit, held_out[name] = (_read(subject, part, layers, options) for part in ("fit", "eval"))
-        how: Keywords = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
-        fits += fit_sizes(name, fit, sizes, **how)
+        fitting: Keywords = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
+        fits += fit_sizes(name, fit, sizes, **fitting)
     rows: list[Row] = []
     for found in fits:
         if found.problem:
             subject.announce(f"{found.n} examples of {found.corpus}, {found.problem}")
     for name, streams in held_out.items():
-        how = {"groups": subjects[name].examples.eval.rows, "seed": options.seed}
-        rows += cross_rows(model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **how)
+        resampling: Keywords = {"groups": subjects[name].examples.eval.rows, "seed": options.seed}
+        rows += cross_rows(model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **resampling)
     figures = {PAIRS: _plot_pairs, CURVES: _plot_learning_curve}
     text = {name: subject.text for name, subject in subjects.items()}
     return report("cross_corpus", subject, options, rows, text=text, tables=table, figures=figures)

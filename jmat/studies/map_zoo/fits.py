@@ -68,22 +68,22 @@ def fit_zoo(
         pair = Regression(layer_moments(model, statistics, layer), metric)
         return pair.moments, [fit_kind(kind, pair) for kind in own]
 
-    found: dict[tuple[Kind, int], Map] = {}
+    fitted: dict[tuple[Kind, int], Map] = {}
     together: list[Moments] = []
     for layer, (moments, maps) in zip(
         layers, track(in_threads(work, layers), progress, total=len(layers)), strict=True
     ):
-        found |= {(kind, layer): stand_in for kind, stand_in in zip(own, maps, strict=True)}
+        fitted |= {(kind, layer): stand_in for kind, stand_in in zip(own, maps, strict=True)}
         together = [pooled([*together, moments])] if pool else [moments]
     pair = Regression(together[0], metric)
     for kind in pool:
-        found |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
+        fitted |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
     for kind in exact:
         if kind.entry.train is not None:
             bar = None if progress is None else f"train {kind}"
             for layer in track(layers, bar):
-                found[kind, layer] = train_kind(kind, _lesson(model, statistics, layer, seed))
-    return Fits(_named(found, kinds, layers), round(float(moments.count[SOURCE])))
+                fitted[kind, layer] = train_kind(kind, _lesson(model, statistics, layer, seed))
+    return Fits(_named(fitted, kinds, layers), round(float(moments.count[SOURCE])))
 
 
 def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed: int) -> Lesson:
@@ -92,7 +92,7 @@ def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed:
     return Lesson(model, statistics[layer], statistics[-1], seed=seed)
 
 
-def _named(found: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers: Sequence[int]) -> Maps:
+def _named(fitted: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers: Sequence[int]) -> Maps:
     """Returns the maps by the names of their kinds, those in int8 too; a pooled map is
     rounded once.
     """
@@ -100,7 +100,7 @@ def _named(found: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers:
     named: Maps = {}
     for kind in kinds:
         for layer in layers:
-            stand_in = found[kind.exact, layer]
+            stand_in = fitted[kind.exact, layer]
             if kind.int8 and id(stand_in) not in small:
                 small[id(stand_in)] = quantised(stand_in)
             named[str(kind), layer] = small[id(stand_in)] if kind.int8 else stand_in

@@ -124,10 +124,10 @@ def run(
     targets = target_tokens(held_out, masked=not model.config.causal)
     predictions, values = Predictions(), dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]()
     for layer in layers:
-        mine = {key: (stand_in, streams[layer]) for key, stand_in in fits.maps.items() if key[1] == layer}
+        from_layer = {key: (stand_in, streams[layer]) for key, stand_in in fits.maps.items() if key[1] == layer}
         bar = subject.bar(f"evaluate layer {layer}")
         collected = predictions if layer == layers[0] else None
-        values |= evaluate(model, streams[L], mine, targets=targets, predictions=collected, progress=bar)
+        values |= evaluate(model, streams[L], from_layer, targets=targets, predictions=collected, progress=bar)
     drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
     rows = metric_rows(values, L, groups=held_out.rows, seed=options.seed)
     rows += paired_rows(values, L, groups=held_out.rows, seed=options.seed)

@@ -166,8 +166,8 @@ def _probe(subject: Subject, labels: Labels, options: Options) -> list[Row]:
     """Returns the rows of one model."""
     sites = stream_sites(subject.model.config.layers)
     fit, held_out = (dict(enumerate(acts.values())) for acts in subject.capture_both(sites))
-    how: Keywords = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
-    return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **how)
+    fitting: Keywords = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
+    return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **fitting)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -18,8 +18,10 @@ import numpy as np
 from jmat.data.encoding import SpecialTokens, Tokenizer, special_tokens, text_tokens
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
+from jmat.models.edits import checked_sites
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site
+from jmat.runtime.checks import check_whole, whole
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.tasks.scoring import (
     Passage,
@@ -130,7 +132,11 @@ def scorer(
     """
     check_model(model)
     check_causal(model, tokenizer, model.name)
-    chosen, layers = dict(sites or {}), model.config.layers
+    if tokens_per_batch is not None:
+        check_whole("tokens_per_batch", tokens_per_batch, 1)
+    exit_layer = None if exit_layer is None else whole("exit_layer", exit_layer)
+    layers = model.config.layers
+    chosen = checked_sites(sites, model.config, 0, layers)
     if exit_layer is not None and not 0 <= exit_layer <= layers:
         raise ValueError(f"exit_layer={exit_layer}: expected a layer from 0 to {layers}, the last.")
     if exit_layer is not None and exit_layer < layers:
