@@ -1,5 +1,6 @@
 """Wrong arguments of the public functions end in one sentence, and never in JAX's words."""
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
@@ -76,6 +77,12 @@ def test_whole_numbers_of_numpy_are_layers(model):
     x, _ = jmat.run(model, TOKENS, stop=np.int64(1))
     np.testing.assert_array_equal(x, jmat.run(model, TOKENS, stop=1)[0])
     assert list(jmat.Shortcut(np.int64(0), np.int64(1), LINEAR)) == ["block.0"]
+
+
+def test_a_site_may_hold_a_key_of_random_numbers(model):
+    noise = jax.tree_util.Partial(lambda key, y: y + jax.random.normal(key, y.shape), jax.random.key(0))
+    x, _ = jmat.run(model, TOKENS, sites={"block.1": jmat.Edit(noise)})
+    assert float(jnp.abs(x - jmat.run(model, TOKENS)[0]).max()) > 0
 
 
 @pytest.mark.parametrize("names", [jmat.sites, jmat.streams])

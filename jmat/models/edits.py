@@ -283,13 +283,16 @@ def check_site(name: str, site: object) -> None:
     _check_values(name, site)
 
 
+_KINDS = (jnp.floating, jnp.integer, jnp.bool_, jax.dtypes.extended)  # the last are keys of random numbers
+
+
 def _check_values(name: str, site: object) -> None:
     """Raises ValueError for what holds something else than real numbers, such as text."""
     for leaf in jax.tree.leaves(site):
         if isinstance(leaf, bool | int | float):
             continue
         dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in _KINDS):
             got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
             raise ValueError(f"the {_role(site)} for site {name!r} holds {got}; expected real numbers.")
 
