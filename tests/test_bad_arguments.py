@@ -8,6 +8,7 @@ import pytest
 
 import jmat
 from jmat.data.batches import Batch
+from jmat.report.style import width_in_inches
 from jmat.studies import layer_jump, map_zoo
 from jmat.studies.tasks.harness import scorer
 from tests import hf
@@ -294,6 +295,11 @@ def test_the_scorer_of_the_harness_refuses(options, message):
 def test_the_scorer_of_the_harness_reads_text():
     with pytest.raises(ValueError, match="a text is of type NoneType; expected text"):
         scorer(*jmat.load("gpt2-docs")).texts([None])
+
+
+def test_a_figure_has_one_width():
+    with pytest.raises(ValueError, match=r"width=\[3\] is not a width of a figure"):
+        width_in_inches([3])
 
 
 def _batch():

@@ -1,5 +1,6 @@
 """Says how figures look: type, colours and widths."""
 
+import numbers
 from typing import Any
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches, as in most two-column papers
@@ -36,7 +37,7 @@ def width_in_inches(width: Width) -> float | None:
     """
     if width is None:
         return None
-    inches = WIDTHS.get(width) if isinstance(width, str) else float(width)
+    inches = WIDTHS.get(width) if isinstance(width, str) else float(width) if isinstance(width, numbers.Real) else None
     if inches is None or not _NARROWEST <= inches <= _WIDEST:
         raise ValueError(
             f"width={width!r} is not a width of a figure; expected column, page, or inches from {_NARROWEST:g} to "
