@@ -297,7 +297,7 @@ def _check_values(name: str, site: object) -> None:
             raise ValueError(f"the {_role(site)} for site {name!r} holds {got}; expected real numbers.")
 
 
-def is_edit(site: Site) -> bool:
+def is_edit(site: object) -> bool:
     """Returns whether the part is computed: by an edit, not by a stand-in."""
     return isinstance(site, (*EDITS, At))
 
@@ -400,5 +400,5 @@ def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueErro
     )
 
 
-def _role(site: Site) -> str:
+def _role(site: object) -> str:
     return "edit" if is_edit(site) else "replacement"
