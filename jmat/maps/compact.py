@@ -18,11 +18,12 @@ from numpy import ndarray
 from jmat.maps.types import Constant, Identity, Linear
 from jmat.models.edits import IgnoresPadding
 from jmat.runtime.annotations import Leaf
+from jmat.runtime.pytrees import register_dataclass
 
 _STEPS = 127  # of int8 on either side of zero
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["A", "B", "bias"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["A", "B", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class LowRank(IgnoresPadding):
     """Computes `y = (x @ A) @ B (+ bias)`, in the dtype of x, for `A [D, r]`,
@@ -38,7 +39,7 @@ class LowRank(IgnoresPadding):
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["s", "bias"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["s", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal(IgnoresPadding):
     """Computes `y = x * s (+ bias)`, coordinate by coordinate, for `s [D]` and
@@ -53,7 +54,7 @@ class Diagonal(IgnoresPadding):
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["s", "bias"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["s", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hadamard(IgnoresPadding):
     """Computes `y = ((x @ H) * s) @ H (+ bias)`: a diagonal map in rotated coordinates,
@@ -68,7 +69,7 @@ class Hadamard(IgnoresPadding):
         return y if self.bias is None else y + self.bias.astype(x.dtype)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "U", "c", "V", "bias"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["W", "U", "c", "V", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hidden(IgnoresPadding):
     """Computes `y = x @ W + gelu(x @ U + c) @ V + bias`: an affine map and one hidden
@@ -138,7 +139,7 @@ def _hartley(m: int) -> Float[ndarray, "m m"]:
 Map = Identity | Constant | Linear | LowRank | Diagonal | Hadamard | Hidden
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "scale"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["values", "scale"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantised:
     """Holds a matrix `[D, E]` as `values * scale[:, None]`: int8 numbers from −127 to

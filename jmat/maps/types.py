@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -12,11 +11,12 @@ from jaxtyping import Array, Float
 from jmat.models.edits import IgnoresInput, IgnoresPadding
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.checks import check_whole
+from jmat.runtime.pytrees import register_dataclass
 
 Values = TypeVar("Values", Array, np.ndarray)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Identity(IgnoresPadding):
     """Computes `y = x`.
@@ -35,7 +35,7 @@ class Identity(IgnoresPadding):
         return x
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["W", "bias"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(IgnoresPadding):
     """Computes `y = x @ W (+ bias)`, in the dtype of x, for `W [D, E]` and `bias [E]`.
@@ -62,7 +62,7 @@ class Linear(IgnoresPadding):
         return self.W
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant(IgnoresInput):
     """Computes `y = value` whatever x is, for `value [E]`, or `[*batch, E]`, one for
@@ -91,7 +91,7 @@ class Constant(IgnoresInput):
         return jnp.broadcast_to(jnp.asarray(self.value), shape)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["width"])
+@functools.partial(register_dataclass, data_fields=[], meta_fields=["width"])
 @dataclasses.dataclass(frozen=True)
 class Zero(IgnoresInput):
     """Computes `y = 0`: the part is deleted. With `width` coordinates, by default as

@@ -33,6 +33,7 @@ from jmat.models.sites import Site, gather, is_square, named_sites
 from jmat.runtime.annotations import Leaf, PyTree
 from jmat.runtime.arrays import on_host
 from jmat.runtime.errors import first_line
+from jmat.runtime.pytrees import register_dataclass
 
 
 class Context(NamedTuple):
@@ -124,7 +125,7 @@ class Edit:
         return edit
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Add:
     """Computes the part, then adds `value` to its output: [D], or any shape that
@@ -144,7 +145,7 @@ class Add:
         return y + jnp.asarray(self.value).astype(y.dtype)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["factor"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["factor"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scale:
     """Computes the part, then multiplies its output by `factor`: a number, [D], or what
@@ -166,7 +167,7 @@ class Scale:
         return y * jnp.asarray(self.factor).astype(y.dtype)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["positions", "site"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["positions", "site"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class At:
     """Computes the part everywhere, and puts what `site` makes of it at some tokens
@@ -227,7 +228,7 @@ class At:
 EDITS = (Edit, Add, Scale)  # and At, which needs the input of the part, too
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["part", "layer"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["part", "layer"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfBlock(NeedsContext, IgnoresPadding):
     """Computes a part that looks at other tokens, as block `layer` has it, wherever it
