@@ -1,6 +1,5 @@
 """Each kind of map against an independent solution in float64, on held-out activations, stored or streamed."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,19 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
-from flax import nnx
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from jmat.capture.moments import update, zeros
 from jmat.maps.closed_forms import PENALTIES
-from jmat.maps.compact import Diagonal, Hadamard, LowRank, Quantised, quantised, rotate, rotation
+from jmat.maps.compact import Diagonal, Hadamard, LowRank, quantised
 from jmat.maps.costs import map_cost
 from jmat.maps.kinds import KINDS, Kind, fit_kind, parse_kind, parse_kinds
-from jmat.maps.metric import head_metric, metric_of
+from jmat.maps.metric import metric_of
 from jmat.maps.regression import Regression, one_pair, pair_moments, pooled, spectrum
 from jmat.maps.types import Constant, Identity, Linear
-from jmat.models.layers import Head, LayerNorm, NoNorm, RMSNorm
 
 N, D, HELD_OUT, R = 300, 24, 100, 5
 GAMMA = np.cov(np.random.default_rng(5).normal(size=(D, 3 * D)))
@@ -301,83 +298,7 @@ def test_kinds_that_keep_the_width_and_kinds_that_need_a_head():
         fit_kind(parse_kind("rank_logit:3"), pair)
 
 
-# --- the head's metric ------------------------------------------------------------------------------------------------
-
-
-def test_the_metric_of_a_linear_head(gpt2):
-    U = np.asarray(gpt2.final_norm.scale[...], np.float64)[:, None] * np.asarray(gpt2.embed.tokens.table[...]).T
-    gamma = U @ U.T
-    gamma += 1e-6 * np.trace(gamma) / len(gamma) * np.eye(len(gamma))
-    metric = head_metric(gpt2, np.zeros(len(gamma)))
-    root, inverse = np.asarray(metric.root), np.asarray(metric.inverse_root)
-    np.testing.assert_allclose(root @ root, gamma, rtol=0, atol=1e-6 * np.abs(gamma).max())
-    np.testing.assert_allclose(root @ inverse, np.eye(len(gamma)), rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("norm", ["rms", "none", "plain", "projected"])
-def test_the_metric_of_other_norms_and_heads(gpt2, norm):
-    """The scale of an RMS norm is stored less its offset; a norm without a scale, and none; a head that projects."""
-    rng = np.random.default_rng(0)
-    model = nnx.clone(gpt2)
-    U, D = np.asarray(gpt2.embed.tokens.table[...], np.float64).T, gpt2.config.width
-    scale = rng.uniform(0.5, 2, D)
-    if norm == "rms":
-        model.final_norm = RMSNorm(dataclasses.replace(gpt2.config, norm_scale_offset=1.0))
-        model.final_norm.scale[...] = jnp.asarray(scale - 1, jnp.float32)
-    elif norm == "none":
-        model.final_norm, scale = NoNorm(gpt2.config), np.ones(D)
-    elif norm == "plain":
-        model.final_norm, scale = LayerNorm(dataclasses.replace(gpt2.config, norm_affine=False)), np.ones(D)
-    else:
-        scale = np.asarray(gpt2.final_norm.scale[...], np.float64)
-        model.head = Head(dataclasses.replace(gpt2.config, embed_width=48), rngs=nnx.Rngs(0))
-        model.embed.tokens.table = nnx.Param(jnp.asarray(rng.normal(size=(768, 48)), jnp.float32))
-        U = np.asarray(model.head.project.kernel[...], np.float64) @ np.asarray(model.embed.tokens.table[...]).T
-    gamma = scale[:, None] * (U @ U.T) * scale
-    gamma += 1e-6 * np.trace(gamma) / D * np.eye(D)
-    root = np.asarray(head_metric(model, np.zeros(D)).root)
-    np.testing.assert_allclose(root @ root, gamma, rtol=0, atol=1e-6 * np.abs(gamma).max())
-
-
-def test_the_metric_of_a_masked_head_is_that_of_its_derivative(bert):
-    from jmat.forward import logits
-
-    D = bert.config.width
-    mean = np.random.default_rng(0).normal(size=D)
-    step = np.random.default_rng(1).normal(size=D)
-    at = [np.asarray(logits(bert, (mean + sign * 0.01 * step).astype(np.float32)), np.float64) for sign in (1, -1)]
-    expected = np.square((at[0] - at[1]) / 0.02).sum()
-    root = np.asarray(head_metric(bert, mean).root)
-    assert np.square(step @ root).sum() == pytest.approx(expected, rel=1e-2)
-
-
-# --- maps that cost less ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [1, 5, 8, 12, 24, 64])
-def test_a_rotation_keeps_lengths_and_is_its_own_inverse(width):
-    H = rotation(width)
-    np.testing.assert_allclose(H @ H, np.eye(width), atol=1e-12)
-    np.testing.assert_allclose(H, H.T, atol=1e-12)
-    x = np.random.default_rng(0).normal(size=(2, 3, width)).astype(np.float32)
-    np.testing.assert_allclose(rotate(x), x @ H, atol=1e-5)
-    if width & (width - 1) == 0:
-        np.testing.assert_allclose(H, scipy.linalg.hadamard(width) / np.sqrt(width))
-
-
-def test_a_matrix_in_int8_is_off_by_half_a_step_at_most():
-    rng = np.random.default_rng(0)
-    W = (rng.normal(size=(6, 9)) * np.geomspace(1e-3, 1e3, 6)[:, None]).astype(np.float32)
-    W[2] = 0
-    small = quantised(Linear(W, rng.normal(size=9).astype(np.float32)))
-    assert isinstance(small.W, Quantised)
-    assert small.W.values.dtype == jnp.int8
-    step = np.abs(W).max(1, keepdims=True) / 127
-    assert (np.abs(np.asarray(small.W.astype(jnp.float32)) - W) <= 0.5001 * step).all()
-    assert np.abs(np.asarray(small.W.values)).max(1).tolist() == [127, 127, 0, 127, 127, 127]
-    x = rng.normal(size=(3, 6)).astype(np.float32)
-    expected = x @ np.asarray(small.W.astype(jnp.float32)) + np.asarray(small.bias)
-    np.testing.assert_allclose(jax.jit(lambda f, x: f(x))(small, x), expected, rtol=1e-5, atol=1e-3)
+# --- costs, and use ---------------------------------------------------------------------------------------------------
 
 
 def test_costs_are_counted():

@@ -66,14 +66,14 @@ CHANGES = [
         "return None if isinstance(norm, NoNorm) or norm.scale is None else norm.scale[...]",
         "return None",
         "the head's metric leaves out the scale of the final norm",
-        _KINDS,
+        "test_head_metric.py",
     ),
     Change(
         "jmat/maps/compact.py",
         "scale = jnp.max(jnp.abs(W), axis=1) / _STEPS",
         "scale = jnp.max(jnp.abs(W)) / _STEPS * jnp.ones(len(W), jnp.float32)",
         "int8 has one scale for all rows",
-        _KINDS,
+        "test_compact_maps.py",
     ),
     Change(
         "jmat/maps/costs.py",
