@@ -10,7 +10,7 @@ this before it trains one. A data set of the hub is not downloaded.
 import importlib
 import sys
 
-from experiments import cli, common, text_flags
+from experiments import cli, command, common, text_flags
 from jmat.data import hub_corpora
 from jmat.data.corpus import named_corpus
 from jmat.data.examples import load_examples
@@ -30,5 +30,12 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    importlib.import_module(f"experiments.{sys.argv.pop(1)}")  # defines the flags of the experiment
+    named = "".join(sys.argv[1:2])
+    if named in command.experiments():
+        importlib.import_module(f"experiments.{sys.argv.pop(1)}")  # defines the flags of the experiment
+    elif not named.startswith("--help"):
+        sys.exit(
+            "error: expected an experiment first, such as `jmat check_text layer_jump --corpus=mails.txt`; "
+            f"got {named or 'none'}."
+        )
     cli.run(main)

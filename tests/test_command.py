@@ -87,6 +87,15 @@ def test_unknown_names_are_refused(monkeypatch):
     assert said(monkeypatch, "--version").startswith("jmat 0.")
 
 
+@pytest.mark.parametrize("given", [[], ["--corpus=mails.txt"], ["layer_jmp"]])
+def test_a_text_is_checked_for_an_experiment(monkeypatch, given):
+    monkeypatch.setattr(sys, "argv", ["check_text", *given])
+    with pytest.raises(SystemExit) as error:
+        runpy.run_path(str(pathlib.Path(command.__file__).parent / "check_text.py"), run_name="__main__")
+    assert error.value.code.startswith("error: expected an experiment first, such as `jmat check_text layer_jump")
+    assert error.value.code.endswith(f"got {given[0] if given else 'none'}.")
+
+
 @pytest.mark.parametrize("name", ["layer_jump", "prune", "linearity"])
 def test_help_has_every_flag_once_or_names_it_as_rare(name, capsys):
     with loaded(name) as script:
