@@ -28,13 +28,14 @@ from numpy import ndarray
 from jmat.runtime import hosts
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import float64
+from jmat.runtime.pytrees import register_dataclass
 
 Pair = tuple[str, str]  # (source site, target site)
 BySite = dict[str, Array]
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["count", "shift", "sums", "squares", "own", "cross"], meta_fields=[]
+    register_dataclass, data_fields=["count", "shift", "sums", "squares", "own", "cross"], meta_fields=[]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moments:

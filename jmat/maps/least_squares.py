@@ -33,11 +33,12 @@ from jaxtyping import Array, Float
 from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import float64
+from jmat.runtime.pytrees import register_dataclass
 from jmat.runtime.threads import in_threads
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
+    register_dataclass,
     data_fields=["weights", "bias", "rank", "condition", "residual"],
     meta_fields=["n", "ridge"],
 )
@@ -166,7 +167,7 @@ def factorise_each(
     return in_threads(functools.partial(factorise, **settings), sources)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
     """Holds X = Q R (centred, if there is an intercept), for any number of targets.

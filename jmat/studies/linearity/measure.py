@@ -30,6 +30,7 @@ from jmat.runtime import hosts
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.precision import float64
+from jmat.runtime.pytrees import register_dataclass
 
 Labels = dict[Pair, Row]  # a pair of sites, and what its rows of results.json say: map, layer, target
 
@@ -165,7 +166,7 @@ def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int
     return {(i, j): float(part) / totals[j] if totals[j] > 0 else 1.0 for (i, j), part in found.items()}
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Affine:
     W: Leaf[Array | ndarray]

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 
-import jax
 from jaxtyping import Array, Float
 
 from jmat.maps.types import Identity, Linear
@@ -22,13 +21,14 @@ from jmat.models.family import Transformer
 from jmat.models.layers import FeedForward
 from jmat.models.sites import Site
 from jmat.runtime.annotations import Leaf
+from jmat.runtime.pytrees import register_dataclass
 
 METHODS = ("delete", "map", "distil", "merge")
 
 Stretch = tuple[int, int]  # the first block removed, and the first one after it that is kept
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["ffn", "extra"], meta_fields=[])
+@functools.partial(register_dataclass, data_fields=["ffn", "extra"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class FfnPlus:
     """Computes a feed-forward part whose hidden activations are read once more:
