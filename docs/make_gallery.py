@@ -74,30 +74,37 @@ def _regularizers(results: dict[str, Any], **drawing: Any) -> Figure:
     """Draws what a study of penalties does."""
     metrics = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
     names = {"none": "no penalty"}
-    return plot_by_layer(results, metrics, names=names, title="the same model under different penalties", **drawing)
+    return plot_by_layer(
+        results, metrics, names=names, title="the same model under different penalties", **drawing
+    )
 
 
 _JUMP = f"python -m experiments.layer_jump --model=gpt2-docs {_SIZE} --out=runs/small-gpt2-docs"
 _LINEARITY = f"python -m experiments.linearity {_SIZE} --all_pairs --out=runs/linearity"
 _CROSS = f"python -m experiments.cross_corpus {_SIZE} --corpora=docs,upper.txt --out=runs/cross"
-_TRAIN = "--layers=4 --width=96 --heads=4 --steps=160 --warmup_steps=20 --keep_every=40 --eval_sentences=200"
+_TRAIN = (
+    "--layers=4 --width=96 --heads=4 --steps=160 --warmup_steps=20 --keep_every=40 "
+    "--eval_sentences=200"
+)
 _PENALTIES = (
-    f"python -m experiments.regularizer_study --kinds=none,cosine --pretrain='{_TRAIN}' --measure='{_SIZE}' "
-    f"--out={_STUDY}"
+    f"python -m experiments.regularizer_study --kinds=none,cosine --pretrain='{_TRAIN}' "
+    f"--measure='{_SIZE}' --out={_STUDY}"
 )
 _STEPS = ",".join(f"{_STUDY}/none/pretrain/steps/{step:06}" for step in (40, 80, 120))
 _CHECKPOINTS = (
-    f"python -m experiments.linearity {_SIZE} --model={_STUDY}/none/pretrain/model --revisions={_STEPS} "
-    f"--against={_STUDY}/cosine-0.5/pretrain/model --out=runs/linearity-checkpoints"
+    f"python -m experiments.linearity {_SIZE} --model={_STUDY}/none/pretrain/model "
+    f"--revisions={_STEPS} --against={_STUDY}/cosine-0.5/pretrain/model "
+    "--out=runs/linearity-checkpoints"
 )
 
 ENTRIES = (
     Entry(
         "layer_jump",
         "What the model already predicts at a layer",
-        "The final prediction is guessed from the stream at every layer: through a linear map to the last layer, or "
-        "with the head alone (the logit lens). Precision@k says how often the guess is among the full model's k "
-        "likeliest tokens. Surprisal is of the guess, under the full model.",
+        "The final prediction is guessed from the stream at every layer: through a linear map to "
+        "the last layer, or with the head alone (the logit lens). Precision@k says how often the "
+        "guess is among the full model's k likeliest tokens. Surprisal is of the guess, under the "
+        "full model.",
         [_JUMP],
         ["small-gpt2-docs"],
         layer_jump.plot,
@@ -111,14 +118,15 @@ ENTRIES = (
         [_JUMP, _JUMP.replace("gpt2-docs", "bert-docs")],
         ["small-gpt2-docs", "small-bert-docs"],
         layer_jump.plot,
-        "Precision@1 and surprisal by layer, gpt2-docs in the left column and bert-docs in the right one.",
+        "Precision@1 and surprisal by layer, gpt2-docs in the left column and bert-docs in the "
+        "right one.",
         ["precision@1", "surprisal"],
     ),
     Entry(
         "r2",
         "How well a layer gives a later one",
-        "R² of layer j, predicted from layer i: by a linear map, and by the stream of layer i as it is. Digits are "
-        "left out where they do not fit.",
+        "R² of layer j, predicted from layer i: by a linear map, and by the stream of layer i as "
+        "it is. Digits are left out where they do not fit.",
         [f"python -m experiments.r2 {_SIZE} --out=runs/r2"],
         ["r2"],
         r2.plot,
@@ -127,8 +135,9 @@ ENTRIES = (
     Entry(
         "early_exit",
         "What an early exit saves",
-        "The model stops as soon as a guess is sure enough; each point is a threshold. The dotted lines stop at a "
-        "fixed layer. FLOPs include what the checks cost, so that they can exceed those of the full pass.",
+        "The model stops as soon as a guess is sure enough; each point is a threshold. The dotted "
+        "lines stop at a fixed layer. FLOPs include what the checks cost, so that they can exceed "
+        "those of the full pass.",
         [f"python -m experiments.early_exit {_SIZE} --timing_examples=0 --out=runs/early_exit"],
         ["early_exit"],
         early_exit.plot,
@@ -137,8 +146,8 @@ ENTRIES = (
     Entry(
         "submodule_ablation",
         "Which parts a linear map can stand in for",
-        "From layer l on, every attention, every feed-forward part, every norm, or each whole block is replaced by "
-        "its linear map.",
+        "From layer l on, every attention, every feed-forward part, every norm, or each whole "
+        "block is replaced by its linear map.",
         [f"python -m experiments.submodule_ablation {_SIZE} --out=runs/submodule_ablation"],
         ["submodule_ablation"],
         submodules.plot,
@@ -147,7 +156,8 @@ ENTRIES = (
     Entry(
         "probe",
         "What a classifier reads at a layer",
-        "Accuracy of a linear classifier on the stream, beside that of always saying the most frequent label.",
+        "Accuracy of a linear classifier on the stream, beside that of always saying the most "
+        "frequent label.",
         [f"python -m experiments.probe {_SIZE} --out=runs/probe"],
         ["probe"],
         probe.plot,
@@ -157,11 +167,11 @@ ENTRIES = (
     Entry(
         "prune",
         "What removed blocks cost",
-        "Every set of blocks has its own tick, so that methods meet only where they removed the same blocks. Blocks "
-        "are deleted, replaced by a linear map, or merged into a neighbour.",
+        "Every set of blocks has its own tick, so that methods meet only where they removed the "
+        "same blocks. Blocks are deleted, replaced by a linear map, or merged into a neighbour.",
         [
-            f"python -m experiments.prune {_SIZE} --method=delete,map,merge --score=block_influence --remove=3 "
-            "--out=runs/prune"
+            f"python -m experiments.prune {_SIZE} --method=delete,map,merge "
+            "--score=block_influence --remove=3 --out=runs/prune"
         ],
         ["prune"],
         prune.plot,
@@ -170,8 +180,9 @@ ENTRIES = (
     Entry(
         "linearity",
         "How linear each step is",
-        "Linearity of the step to the next layer, with and without the residual, by three estimators. They often "
-        "agree, so the broad lines lie below the narrow one. On the right the parts of each block.",
+        "Linearity of the step to the next layer, with and without the residual, by three "
+        "estimators. They often agree, so the broad lines lie below the narrow one. On the right "
+        "the parts of each block.",
         [_LINEARITY],
         ["linearity"],
         linearity.plot_linearity,
@@ -180,8 +191,8 @@ ENTRIES = (
     Entry(
         "geometry",
         "How far a block moves the stream",
-        "The size of what a block adds against that of the stream, the cosine between neighbouring layers, and "
-        "anisotropy: the share of variance along the first direction.",
+        "The size of what a block adds against that of the stream, the cosine between neighbouring "
+        "layers, and anisotropy: the share of variance along the first direction.",
         [_LINEARITY],
         ["linearity"],
         linearity.plot_geometry,
@@ -190,8 +201,8 @@ ENTRIES = (
     Entry(
         "errors",
         "How the error is spread over tokens",
-        "A column a layer: the share of tokens by the squared error of their step. 1 is the mean squared distance of "
-        "the target from its mean.",
+        "A column a layer: the share of tokens by the squared error of their step. 1 is the mean "
+        "squared distance of the target from its mean.",
         [_LINEARITY],
         ["linearity"],
         linearity.plot_errors,
@@ -211,8 +222,8 @@ ENTRIES = (
     Entry(
         "corpora",
         "Whether maps travel to other text",
-        "Maps are fitted on the text on the left and evaluated on the text below. Here `upper.txt` holds sentences "
-        "in capitals, one a line.",
+        "Maps are fitted on the text on the left and evaluated on the text below. Here `upper.txt` "
+        "holds sentences in capitals, one a line.",
         [_CROSS],
         ["cross"],
         corpora.plot_pairs,
@@ -230,8 +241,8 @@ ENTRIES = (
     Entry(
         "regularizer_study",
         "Models trained with a penalty",
-        "The same small model, trained with and without a penalty on how the stream moves. These ran for only 160 "
-        "steps.",
+        "The same small model, trained with and without a penalty on how the stream moves. These "
+        "ran for only 160 steps.",
         [_PENALTIES],
         ["regularizer_study"],
         _regularizers,
@@ -240,7 +251,8 @@ ENTRIES = (
     Entry(
         "checkpoints",
         "Linearity over training",
-        "Held-out linearity of each step, at earlier checkpoints and at the end of training. Later blocks are darker.",
+        "Held-out linearity of each step, at earlier checkpoints and at the end of training. Later "
+        "blocks are darker.",
         [_PENALTIES, _CHECKPOINTS],
         ["linearity-checkpoints"],
         linearity.plot_checkpoints,
@@ -249,8 +261,8 @@ ENTRIES = (
     Entry(
         "difference",
         "Two models' linearity, subtracted",
-        "Held-out linearity of the model less that of the other, on the same tokens. The intervals are of the "
-        "difference.",
+        "Held-out linearity of the model less that of the other, on the same tokens. The intervals "
+        "are of the difference.",
         [_PENALTIES, _CHECKPOINTS],
         ["linearity-checkpoints"],
         linearity.plot_difference,
@@ -300,13 +312,19 @@ def make_runs(root: pathlib.Path) -> None:
 def _write_capitals(path: pathlib.Path) -> None:
     from jmat.data.corpus import docs_sentences
 
-    path.write_text("\n".join(sentence.upper() for sentence in docs_sentences()[:3000]) + "\n", "utf-8")
+    path.write_text(
+        "\n".join(sentence.upper() for sentence in docs_sentences()[:3000]) + "\n", "utf-8"
+    )
 
 
 def main() -> None:
     """Makes runs, pictures and the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="a folder called runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="a folder called runs"
+    )
     root = parser.parse_args().runs.resolve()
     if root.name != "runs":
         parser.error(f"--runs={root}: the commands write to a folder called runs.")

@@ -14,7 +14,9 @@ import tempfile
 from PIL import Image
 
 PICTURE = pathlib.Path(__file__).parent / "images" / "report.png"
-COMMAND = "python -m experiments.report --model=gpt2-docs --num_fit=600 --num_eval=120 --out=runs/report"
+COMMAND = (
+    "python -m experiments.report --model=gpt2-docs --num_fit=600 --num_eval=120 --out=runs/report"
+)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _SIZE = (900, 1200)  # pixels
 _COLOURS = 128
@@ -48,8 +50,12 @@ def take_picture(page: pathlib.Path) -> Image.Image:
 
 def main() -> None:
     """Makes the run and its picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="a folder called runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="a folder called runs"
+    )
     root = parser.parse_args().runs.resolve()
     if root.name != "runs":
         parser.error(f"--runs={root}: the command writes to a folder called runs.")

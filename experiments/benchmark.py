@@ -4,22 +4,28 @@
     python -m experiments.benchmark --shape=gpt2-xl --dtype=bfloat16 \\
         --parts=capture,streaming --positions=200000 --num_sentences=30000 --tokens_per_batch=65536
 
-Makes a GPT-2 of a published shape with random weights and random sentences, and measures in one run on one machine, the
-contenders in turn:
+Makes a GPT-2 of a published shape with random weights and random sentences, and
+measures in one run on one machine, the contenders in turn:
 - `fit`: all L(L + 1)/2 maps from stored activations, against scikit-learn pair by pair;
-- `linearity`: of all pairs of layers, against an SVD for every pair, as the public code does it;
-- `capture`: all streams at sampled positions, against transformers on PyTorch with the same sentences, and as a share
-  of the rate of bare matrix products (or of --peak_tflops);
-- `early_exit`: the whole grid of lambda by thresholding, against a forward pass for each;
-- `streaming`: moments of all pairs of layers at --positions tokens, and all maps from them: tokens/s, share of
-  the peak, peak memory, and what `jmat.models.cost` predicts;
-- `suite`: every figure of arXiv 2303.09435 but the sub-modules, against one capture of its sentences;
-- `condition`: errors of several ways to solve least squares, by condition number, and with three coordinates 3,000
-  times as large as the rest.
-By default the shape is GPT-2's, for some twenty minutes on two cores; --shape=tiny --smoke takes a minute, and is not
-held against the goals. Prints the ratios beside their goals, misses included, and writes results.json. Times are the
-best of --repeats, without compilation; `low` and `high` of a ratio are its extremes over the turns. Competitors that
-are not installed are left out with a sentence (`pip install 'jmat[test]'`).
+- `linearity`: of all pairs of layers, against an SVD for every pair, as the public code
+  does it;
+- `capture`: all streams at sampled positions, against transformers on PyTorch with the
+  same sentences, and as a share of the rate of bare matrix products (or of
+  --peak_tflops);
+- `early_exit`: the whole grid of lambda by thresholding, against a forward pass for
+  each;
+- `streaming`: moments of all pairs of layers at --positions tokens, and all maps from
+  them: tokens/s, share of the peak, peak memory, and what `jmat.models.cost` predicts;
+- `suite`: every figure of arXiv 2303.09435 but the sub-modules, against one capture of
+  its sentences;
+- `condition`: errors of several ways to solve least squares, by condition number, and
+  with three coordinates 3,000 times as large as the rest.
+By default the shape is GPT-2's, for some twenty minutes on two cores; --shape=tiny
+--smoke takes a minute, and is not held against the goals. Prints the ratios beside
+their goals, misses included, and writes results.json. Times are the best of --repeats,
+without compilation; `low` and `high` of a ratio are its extremes over the turns.
+Competitors that are not installed are left out with a sentence (`pip install
+'jmat[test]'`).
 """
 
 import pathlib
@@ -51,13 +57,19 @@ PARTS = {
 }
 _SHAPE = flags.DEFINE_enum("shape", "gpt2", list(SHAPES), "Shape of the model.")
 _PARTS = flags.DEFINE_list("parts", list(PARTS), "Parts to measure.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Turns of the contenders; the best counts.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 3, "Turns of the contenders; the best counts.", lower_bound=1
+)
 _POSITIONS = flags.DEFINE_integer("positions", 8192, "Tokens of the streaming pass.", lower_bound=1)
-_SAMPLED = flags.DEFINE_integer("sampled_pairs", 4, "Pairs on which pair-by-pair rivals are timed.", lower_bound=1)
+_SAMPLED = flags.DEFINE_integer(
+    "sampled_pairs", 4, "Pairs on which pair-by-pair rivals are timed.", lower_bound=1
+)
 _SENTENCES = flags.DEFINE_integer(
     "num_sentences", 3000, "Sentences to fit on; a third as many others are read.", lower_bound=2
 )
-_PEAK = flags.DEFINE_float("peak_tflops", None, "Peak of the device in --dtype, TFLOP/s; default: measured.", 0.0)
+_PEAK = flags.DEFINE_float(
+    "peak_tflops", None, "Peak of the device in --dtype, TFLOP/s; default: measured.", 0.0
+)
 _SMOKE = flags.DEFINE_bool("smoke", False, "Tiny sizes, whatever other flags say: does it run?")
 _SMOKE_SIZES = {"num_sentences": 60, "num_fit": 200, "positions": 500, "tokens_per_batch": 256}
 for name in ("dtype", "num_fit", "seed", "tokens_per_batch", "out", "overwrite", "track"):
@@ -86,7 +98,10 @@ def main(argv: list[str]) -> None:
         }
         for part in (part for part in PARTS if part in parts):
             cli.say(f"measuring {part}")
-            rows += [{key: row[key] for key in row if judged or key != "met"} for row in PARTS[part](bench)]
+            rows += [
+                {key: row[key] for key in row if judged or key != "met"}
+                for row in PARTS[part](bench)
+            ]
             # After each part, so that nothing measured is lost if a later one fails.
             write_results(out, "benchmark", cli.own_flags(), rows, **about)
     if "condition" in parts:

@@ -2,16 +2,19 @@
 
     python -m experiments.bundled_quality
 
-Takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of corpus `docs`, which no model
+Takes about two minutes on two cores, and answers on the held-out (`eval`) sentences of
+corpus `docs`, which no model
 and no n-gram has read:
 
-- Perplexity of gpt2-docs against an interpolated modified Kneser-Ney 5-gram fitted to the same `train` sentences in the
-  same tokens. Both are measured on the same tokens: all of a sentence but its first, and its end. The n-gram knows
-  where a sentence begins.
-- Accuracy: how often gpt2-docs puts the next token first, and how often bert-docs the token that was masked. One word
-  piece of each sentence is masked, drawn uniformly from all but [CLS] and [SEP], and replaced by [MASK] always;
-  gpt2-docs is asked for one token of each sentence, drawn uniformly from all but the first, the end left out. bert-docs
-  sees both sides, so it should do better.
+- Perplexity of gpt2-docs against an interpolated modified Kneser-Ney 5-gram fitted to
+  the same `train` sentences in the same tokens. Both are measured on the same tokens:
+  all of a sentence but its first, and its end. The n-gram knows where a sentence
+  begins.
+- Accuracy: how often gpt2-docs puts the next token first, and how often bert-docs the
+  token that was masked. One word piece of each sentence is masked, drawn uniformly from
+  all but [CLS] and [SEP], and replaced by [MASK] always; gpt2-docs is asked for one
+  token of each sentence, drawn uniformly from all but the first, the end left out.
+  bert-docs sees both sides, so it should do better.
 - A few continuations, to read.
 """
 
@@ -45,10 +48,14 @@ _GPT2 = flags.DEFINE_string("gpt2", "gpt2-docs", "Causal model: a bundled name, 
 _BERT = flags.DEFINE_string("bert", "bert-docs", "Masked model: a bundled name, hub id or folder.")
 _CORPUS = flags.DEFINE_string("corpus", "docs", "Corpus that both models were trained on.")
 _ORDER = flags.DEFINE_integer("order", 5, "Order of the n-gram.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Random seed of the tokens to predict and of continuations.", 0, LARGEST_SEED)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Random seed of the tokens to predict and of continuations.", 0, LARGEST_SEED
+)
 _OUT = flags.DEFINE_string("out", "runs/bundled_quality", "Folder for results.json.")
 _OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Replace what a run with other flags left in --out, once there are new results."
+    "overwrite",
+    False,
+    "Replace what a run with other flags left in --out, once there are new results.",
 )
 flags.adopt_module_key_flags(tracking)
 _PROMPTS = ("Return the", "If the file", "This function", "The shape of", "Raises an error")
@@ -56,17 +63,22 @@ _ROWS = 32  # in one forward pass
 _MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to
 
 
-def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int) -> list[Row]:
-    """Returns the perplexity of the model and of the n-gram on the same tokens of `eval`.
+def perplexities(
+    model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int
+) -> list[Row]:
+    """Returns the perplexity of the model and of the n-gram on the same tokens of
+    `eval`.
 
-    A sentence and its end are cut at the model's longest text; all tokens but the first are
-    scored. Intervals are over sentences, with the same resamples for both.
+    A sentence and its end are cut at the model's longest text; all tokens but the first
+    are scored. Intervals are over sentences, with the same resamples for both.
     """
     end, length = tokenizer.eos_token_id, model.config.num_positions
     special = special_tokens(tokenizer, masked=False)
     most = {"train": _MOST_TOKENS, "eval": length}
     encoded = {name: encode(split[name], tokenizer, size, special) for name, size in most.items()}
-    ids = {name: [[*s.tolist(), end] for s in each if s is not None] for name, each in encoded.items()}
+    ids = {
+        name: [[*s.tolist(), end] for s in each if s is not None] for name, each in encoded.items()
+    }
     held_out = [s[:length] for s in ids["eval"]]
     counts = np.asarray([len(s) - 1 for s in held_out], np.float64)
     passages = [Passage(np.asarray(s, np.int32), 1) for s in held_out]
@@ -77,12 +89,15 @@ def perplexities(model: Any, tokenizer: Any, split: dict[str, list[str]], order:
     rows: list[Row] = []
     for name, sums in (("gpt2", by_model), (f"kneser_ney_{order}", by_ngram)):
         figures = np.exp(bootstrap_ratio(-sums, counts, drawn))
-        rows.append({"model": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum())})
+        rows.append(
+            {"model": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum())}
+        )
     return rows
 
 
 def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> Row:
-    """Returns the share of sentences whose drawn token the model puts first, with its interval.
+    """Returns the share of sentences whose drawn token the model puts first, with its
+    interval.
 
     The token is the masked one, or the next one of a causal model.
     """
@@ -92,7 +107,8 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
     encoded = encode(sentences, tokenizer, model.config.num_positions, special)
     ids = [s for s in encoded if s is not None and len(s) > first + after]
     random = np.random.default_rng(seed)
-    # BERT's first and last tokens are special; the first token of a causal model's sentence is never predicted.
+    # BERT's first and last tokens are special; the first token of a causal model's sentence is
+    # never predicted.
     places = np.asarray([random.integers(first, len(s) - after) for s in ids])
     targets = np.asarray([s[at] for s, at in zip(ids, places, strict=True)])
     tokens = np.zeros((len(ids), model.config.num_positions), np.int32)
@@ -118,8 +134,12 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
     return with_note(row, predictions.note())
 
 
-def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30) -> str:
-    """Continues a prompt until the sentence ends; temperature 0 takes the best token each time."""
+def complete(
+    model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30
+) -> str:
+    """Continues a prompt until the sentence ends; temperature 0 takes the best token
+    each time.
+    """
     special = special_tokens(tokenizer, masked=False)
     prompt_ids = [*special.before, *text_tokens([prompt], tokenizer, special)[0]]
     length = min(len(prompt_ids) + most, model.config.num_positions)
@@ -131,7 +151,9 @@ def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key
         scores = forward.logits(model, x[:, at - 1])[0]
         best = scores.argmax()
         if temperature:
-            best = jax.random.categorical(jax.random.fold_in(key, at), scores / jnp.float32(temperature))
+            best = jax.random.categorical(
+                jax.random.fold_in(key, at), scores / jnp.float32(temperature)
+            )
         if int(best) == tokenizer.eos_token_id:
             break
         tokens[0, at] = int(best)
@@ -140,25 +162,38 @@ def complete(model: Any, tokenizer: Any, prompt: str, *, temperature: float, key
 
 
 def check_masked(model: Any, tokenizer: Any, name: str) -> None:
-    """Raises ValueError for a model that does not predict masked tokens, or has no tokenizer that knows the mask."""
+    """Raises ValueError for a model that does not predict masked tokens, or has no
+    tokenizer that knows the mask.
+    """
     if model.config.causal or model.head is None:
         raise ValueError(f"{name} is no masked language model; choose one such as bert-docs.")
     if special_id(tokenizer, "mask") is None:
-        raise ValueError(f"{name} has no tokenizer with a mask token, so nothing can be masked in a text.")
+        raise ValueError(
+            f"{name} has no tokenizer with a mask token, so nothing can be masked in a text."
+        )
 
 
 def main(argv: list[str]) -> None:
     """Measures, prints and writes OUT/results.json."""
     del argv
     out, seed = output_path(_OUT.value), _SEED.value
-    config = {"gpt2": _GPT2.value, "bert": _BERT.value, "corpus": _CORPUS.value, "order": _ORDER.value, "seed": seed}
+    config = {
+        "gpt2": _GPT2.value,
+        "bert": _BERT.value,
+        "corpus": _CORPUS.value,
+        "order": _ORDER.value,
+        "seed": seed,
+    }
     reads = ("gpt2", "bert", "corpus")
     cli.claim_folder(out, "bundled_quality", config, reads=reads, overwrite=_OVERWRITE.value)
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
     check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
     if special_id(gpt2_tokenizer, "eos") is None:
-        raise ValueError(f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence (eos_token).")
+        raise ValueError(
+            f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence "
+            "(eos_token)."
+        )
     check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     cli.say(f"reading corpus {_CORPUS.value}")
     sentences = corpus.load_corpus(_CORPUS.value)
@@ -175,8 +210,13 @@ def main(argv: list[str]) -> None:
     for i, prompt in enumerate(_PROMPTS):
         for temperature in (0.0, 0.8):
             key = jax.random.fold_in(jax.random.key(seed), i)
-            print(f"[{temperature}] {complete(gpt2, gpt2_tokenizer, prompt, temperature=temperature, key=key)}")
-    hashes = {name: model_hash(parameters(model)) for name, model in (("gpt2", gpt2), ("bert", bert))}
+            print(
+                f"[{temperature}] "
+                f"{complete(gpt2, gpt2_tokenizer, prompt, temperature=temperature, key=key)}"
+            )
+    hashes = {
+        name: model_hash(parameters(model)) for name, model in (("gpt2", gpt2), ("bert", bert))
+    }
     text = {"source": _CORPUS.value, "corpus": sentences_fingerprint(sentences)}
     text |= {part: sentences_fingerprint(split[part]) for part in ("train", "eval")}
     write_results(out, "bundled_quality", config, rows, model_hash=hashes, text=text)

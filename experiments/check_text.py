@@ -2,9 +2,10 @@
 
     python -m experiments.check_text layer_jump --corpus=mails.txt --num_fit=2000
 
-Reads the text and draws the sentences, which takes a second, and ends with exit code 1 and a sentence where there are
-too few, or where the experiment does not take these flags. No model is needed: `experiments.regularizer_study` calls
-this before it trains one. A data set of the hub is not downloaded.
+Reads the text and draws the sentences, which takes a second, and ends with exit code 1
+and a sentence where there are too few, or where the experiment does not take these
+flags. No model is needed: `experiments.regularizer_study` calls this before it trains
+one. A data set of the hub is not downloaded.
 """
 
 import importlib
@@ -32,10 +33,11 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     named = "".join(sys.argv[1:2])
     if named in command.experiments():
-        importlib.import_module(f"experiments.{sys.argv.pop(1)}")  # defines the flags of the experiment
+        # defines the flags of the experiment
+        importlib.import_module(f"experiments.{sys.argv.pop(1)}")
     elif not named.startswith("--help"):
         sys.exit(
-            "error: expected an experiment first, such as `jmat check_text layer_jump --corpus=mails.txt`; "
-            f"got {named or 'none'}."
+            "error: expected an experiment first, such as `jmat check_text layer_jump "
+            f"--corpus=mails.txt`; got {named or 'none'}."
         )
     cli.run(main)

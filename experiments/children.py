@@ -16,8 +16,9 @@ _PATIENCE = 60  # seconds that a child has to save what it has done
 def run_child(command: Sequence[str]) -> int:
     """Runs a command to its end, and returns its exit code.
 
-    Where this process is stopped meanwhile, by SIGTERM or Ctrl-C, the child gets SIGTERM and is waited for. Where it is
-    killed, a child that calls `end_with_parent` ends, too.
+    Where this process is stopped meanwhile, by SIGTERM or Ctrl-C, the child gets
+    SIGTERM and is waited for. Where it is killed, a child that calls `end_with_parent`
+    ends, too.
 
     Raises:
       Terminated: this process got SIGTERM.
@@ -48,13 +49,16 @@ def run_child(command: Sequence[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Ends this process by SIGTERM as soon as the script that started it is no more, if a script did."""
+    """Ends this process by SIGTERM as soon as the script that started it is no more, if
+    a script did.
+    """
     handle = os.environ.pop(_LIFELINE, None)
     if handle is None:
         return
 
     def wait() -> None:
-        os.read(int(handle), 1)  # returns when the other end is closed, which the system does for a killed process
+        # returns when the other end is closed, which the system does for a killed process
+        os.read(int(handle), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()

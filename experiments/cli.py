@@ -23,7 +23,9 @@ from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated,
 
 
 def say(message: str) -> None:
-    """Tells the user, on standard error, what happens now; of several processes only the first does."""
+    """Tells the user, on standard error, what happens now; of several processes only
+    the first does.
+    """
     if hosts.is_first():
         print(printable(f"· {message}"), file=sys.stderr, flush=True)
 
@@ -40,40 +42,55 @@ def claim_folder(
     reads: Collection[str] = (),
     overwrite: bool,
 ) -> OutputFolder:
-    """Claims the output folder (`claim_output_folder`) until the script ends, and says what the user should know."""
+    """Claims the output folder (`claim_output_folder`) until the script ends, and says
+    what the user should know.
+    """
     trackers = tracking.chosen()
     writes = (*writes, *trackers)
-    claim = claim_output_folder(out, experiment, config, writes=writes, reads=reads, overwrite=overwrite)
+    claim = claim_output_folder(
+        out, experiment, config, writes=writes, reads=reads, overwrite=overwrite
+    )
     _claimed.append(claim)
     if claim.moved is not None:
         say(f"what an earlier run left is in {claim.moved} until there are new results")
     if not claim.locked:
-        say(f"the file system of {out} has no locks: see to it that no other run writes there meanwhile")
+        say(
+            f"the file system of {out} has no locks: see to it that no other run writes there "
+            "meanwhile"
+        )
     if trackers:
         when_all_is_done(lambda: say(tracking.send(claim)))
     return claim
 
 
 def release_folders() -> None:
-    """Gives back the output folders of the script; one in which nothing was written is as it was before."""
+    """Gives back the output folders of the script; one in which nothing was written is
+    as it was before.
+    """
     while _claimed:
         _claimed.pop().release()
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process without a meeting of all processes (`hosts.leave`), its folders given back."""
+    """Ends the process without a meeting of all processes (`hosts.leave`), its folders
+    given back.
+    """
     release_folders()
     hosts.leave(code)
 
 
 def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints every note of the rows once: which figures have no value, or mean less than they seem to."""
+    """Prints every note of the rows once: which figures have no value, or mean less
+    than they seem to.
+    """
     for line in format_notes(rows):
         print(line)
 
 
 def with_flags(message: str) -> str:
-    """Returns the message of an error, with the setting that it begins with as a flag: `--layers has …`."""
+    """Returns the message of an error, with the setting that it begins with as a flag:
+    `--layers has …`.
+    """
     setting = re.match(r"(\w+)(=| has )", message)
     return f"--{message}" if setting is not None and setting[1] in flags.FLAGS else message
 
@@ -101,14 +118,18 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Writes out control characters on standard output, since tables hold names and tokens out of files."""
+    """Writes out control characters on standard output, since tables hold names and
+    tokens out of files.
+    """
     stream = sys.stdout
     with contextlib.redirect_stdout(PrintableStream(stream)):  # type: ignore[type-var]
         yield
 
 
 def drop_plain_handlers() -> None:
-    """Removes the handlers by which libraries that log while they are imported would say everything twice."""
+    """Removes the handlers by which libraries that log while they are imported would
+    say everything twice.
+    """
     for handler in [each for each in logging.root.handlers if type(each) is logging.StreamHandler]:
         logging.root.removeHandler(handler)
 
@@ -122,10 +143,12 @@ def when_all_is_done(work: Callable[[], None]) -> None:
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in a traceback.
+    """Runs an experiment: a user's mistake ends in one sentence and exit code 1, not in
+    a traceback.
 
-    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15; one that Ctrl-C stopped, with 128 + 2;
-    one that has written everything, but whose output nobody reads any more, with 128 + 13.
+    One that SIGTERM stopped, and that can go on, ends with exit code 128 + 15; one that
+    Ctrl-C stopped, with 128 + 2; one that has written everything, but whose output
+    nobody reads any more, with 128 + 13.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -133,7 +156,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         absl.logging.get_absl_handler().setFormatter(_Formatter("· %(message)s"))
         drop_plain_handlers()
         if len(argv) > 1:
-            raise app.UsageError(f"unexpected argument {argv[1]!r}; flags are written --name=value.")
+            raise app.UsageError(
+                f"unexpected argument {argv[1]!r}; flags are written --name=value."
+            )
         try:
             _when_done.clear()
             with _printable_output(), hosts.together():
@@ -164,8 +189,21 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def own_flags(module: str | None = None) -> dict[str, Any]:
-    """Returns the flags of the running experiment, or of a module, by name, as results.json records them."""
-    skip = {"out", "overwrite", "coordinator", "num_processes", "process_id", "snapshot_every", "studies"}
+    """Returns the flags of the running experiment, or of a module, by name, as
+    results.json records them.
+    """
+    skip = {
+        "out",
+        "overwrite",
+        "coordinator",
+        "num_processes",
+        "process_id",
+        "snapshot_every",
+        "studies",
+    }
     skip |= {*figure_flags.NAMES, "track"}
-    given = {flag.name: flag.value for flag in flags.FLAGS.get_key_flags_for_module(module or sys.argv[0])}
+    given = {
+        flag.name: flag.value
+        for flag in flags.FLAGS.get_key_flags_for_module(module or sys.argv[0])
+    }
     return {name: value for name, value in given.items() if name not in skip}

@@ -1,4 +1,6 @@
-"""Runs an experiment by its name: `jmat layer_jump --model=gpt2` is `python -m experiments.layer_jump --model=gpt2`."""
+"""Runs an experiment by its name: `jmat layer_jump --model=gpt2` is `python -m
+experiments.layer_jump --model=gpt2`.
+"""
 
 import difflib
 import importlib.metadata
@@ -13,7 +15,9 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def experiments() -> dict[str, str]:
-    """Returns the names of all experiments, and the first line of each one's description."""
+    """Returns the names of all experiments, and the first line of each one's
+    description.
+    """
     described = {}
     for path in sorted(_FOLDER.glob("*.py")):
         text = path.read_text("utf-8")

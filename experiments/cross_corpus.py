@@ -3,12 +3,14 @@
     python -m experiments.cross_corpus --model=gpt2 --corpora=docs,my_mails.txt --layers=2,4,6,8,10
     python -m experiments.cross_corpus --model=gpt2-docs --sizes=250,1000,4000
 
-Fits `mat` from each layer to the final one on every corpus, from some hundred to all of its fit sentences, and
-evaluates each on the held-out sentences of every corpus: precision@1, @5, @10 and surprisal (nats) against the full
-model, and r2; `id` beside it. A corpus is all that --corpus takes, or prepared examples (.npz). Writes results.json,
-pairs.png (a heat map of all pairs) and learning_curve.png. Expect some points lost on foreign text, and curves that
-flatten where there are a few times as many examples as dimensions. With one corpus, a few minutes on two CPU cores with
-the bundled models; time grows with the square of the number of corpora.
+Fits `mat` from each layer to the final one on every corpus, from some hundred to all of
+its fit sentences, and evaluates each on the held-out sentences of every corpus:
+precision@1, @5, @10 and surprisal (nats) against the full model, and r2; `id` beside
+it. A corpus is all that --corpus takes, or prepared examples (.npz). Writes
+results.json, pairs.png (a heat map of all pairs) and learning_curve.png. Expect some
+points lost on foreign text, and curves that flatten where there are a few times as many
+examples as dimensions. With one corpus, a few minutes on two CPU cores with the bundled
+models; time grows with the square of the number of corpora.
 """
 
 import dataclasses
@@ -25,10 +27,14 @@ flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(figure_flags)
 _CORPORA = define_files(
     "corpora",
-    "Corpora, such as docs,mails.txt,news.npz: each is fitted on and evaluated on. Default: --corpus alone.",
+    "Corpora, such as docs,mails.txt,news.npz: each is fitted on and evaluated on. Default: "
+    "--corpus alone.",
 )
 flags.DEFINE_list(
-    "sizes", [], "Numbers of examples to fit on, such as 250,500,1000. Default: doubling from 250, and all of them."
+    "sizes",
+    [],
+    "Numbers of examples to fit on, such as 250,500,1000. Default: doubling from 250, and all of "
+    "them.",
 )
 flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
 WRITES = (cross_corpus.PAIRS, cross_corpus.CURVES)
@@ -41,7 +47,9 @@ def main(argv: list[str]) -> None:
     if len({named_corpus(corpus) or os.path.realpath(corpus) for corpus in corpora}) < len(corpora):
         raise ValueError(f"--corpora={','.join(corpora)} names a corpus twice.")
     options = cross_corpus.Options
-    job = common.start("cross_corpus", writes=WRITES, options=options, reads=("corpora",), many_hosts=True)
+    job = common.start(
+        "cross_corpus", writes=WRITES, options=options, reads=("corpora",), many_hosts=True
+    )
     jobs = {corpus: dataclasses.replace(job, source=corpus) for corpus in corpora}
     examples = {corpus: each.examples for corpus, each in jobs.items()}
     results = cross_corpus.run(job.model, examples, job.options(options), **job.context)

@@ -9,7 +9,9 @@ flags.disclaim_key_flags()  # they belong to the script that defines them
 
 
 class _FileNames(flags.ListParser):
-    """Parses names with commas between them; an argument that is the name of a file is one name, commas and all."""
+    """Parses names with commas between them; an argument that is the name of a file is
+    one name, commas and all.
+    """
 
     def parse(self, argument: str | list[str]) -> list[str]:
         """Returns the names."""
@@ -27,7 +29,8 @@ class _FilesFlag(flags.MultiFlag):
 
 
 def files_flag(name: str, help: str) -> flags.Flag:
-    """Returns a flag for files, by default none: `--text=a.txt,b.txt`, or the flag once for each file.
+    """Returns a flag for files, by default none: `--text=a.txt,b.txt`, or the flag once
+    for each file.
 
     A single name may have commas in it, if there is such a file.
     """

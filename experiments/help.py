@@ -6,8 +6,8 @@ import textwrap
 
 from absl import flags
 
-# The groups of flags that experiments share, in the order in which they are printed; those that only one experiment
-# has come before them, under "What to measure".
+# The groups of flags that experiments share, in the order in which they are printed; those that
+# only one experiment has come before them, under "What to measure".
 GROUPS = {
     "Model": ("model", "revision", "dtype", "ignore_config"),
     "Text": (
@@ -71,7 +71,9 @@ def print_help(description: str) -> None:
 
 
 def _described(flag: flags.Flag) -> str:
-    """Returns the lines on one flag: its name, default and values, and below them its help."""
+    """Returns the lines on one flag: its name, default and values, and below them its
+    help.
+    """
     if flag.boolean:
         head = f"  --[no]{flag.name}"
     else:

@@ -23,9 +23,13 @@ from jmat.studies import map_zoo
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(figure_flags)
 flags.adopt_module_key_flags(fit_flags)
-flags.DEFINE_list("kinds", map_zoo.KINDS, "Kinds of maps, such as mat,ridge:1e-2,rank:64,rank:64+int8.")
+flags.DEFINE_list(
+    "kinds", map_zoo.KINDS, "Kinds of maps, such as mat,ridge:1e-2,rank:64,rank:64+int8."
+)
 flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
-flags.DEFINE_bool("clock", False, "Also time the fit of each kind; then two runs differ in these rows.")
+flags.DEFINE_bool(
+    "clock", False, "Also time the fit of each kind; then two runs differ in these rows."
+)
 WRITES = (map_zoo.LAYERS, map_zoo.BYTES, *MAPS_FILES, common.SNAPSHOTS)
 
 

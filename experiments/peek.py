@@ -4,12 +4,14 @@
     python -m experiments.peek --model=bert-docs --layers=0,3,6 \
         --sentences="The function returns a new [MASK]."
 
-Reads every position of the sentences at every layer, directly (`id`) and through a linear map to the final layer
-(`mat`): the next token for GPT-2; for BERT the token at each position, which are masked in turn. Prints the top tokens
-at the last word (at the mask, if a sentence has one), and writes all of them to peek.json and results.json, and as a
-page for the browser, peek.html. Maps are fitted first, which takes a minute or two on two CPU cores with the bundled
-models; with --maps=FOLDER those that `experiments.layer_jump` saved there are used. Expect `mat` to name sensible words
-from the first layers on, where `id` still repeats its input.
+Reads every position of the sentences at every layer, directly (`id`) and through a
+linear map to the final layer (`mat`): the next token for GPT-2; for BERT the token at
+each position, which are masked in turn. Prints the top tokens at the last word (at the
+mask, if a sentence has one), and writes all of them to peek.json and results.json, and
+as a page for the browser, peek.html. Maps are fitted first, which takes a minute or two
+on two CPU cores with the bundled models; with --maps=FOLDER those that
+`experiments.layer_jump` saved there are used. Expect `mat` to name sensible words from
+the first layers on, where `id` still repeats its input.
 """
 
 from absl import flags
@@ -22,12 +24,16 @@ flags.adopt_module_key_flags(common)
 _SENTENCES = flags.DEFINE_multi_string(
     "sentences",
     None,
-    "A sentence to look at, for masked models with [MASK] or without; repeat the flag for more. Default: three as "
-    "docstrings have them.",
+    "A sentence to look at, for masked models with [MASK] or without; repeat the flag for more. "
+    "Default: three as docstrings have them.",
 )
-flags.DEFINE_list("layers", [], "Layers to read, such as 0,4,8; default: all. The last one is always there.")
+flags.DEFINE_list(
+    "layers", [], "Layers to read, such as 0,4,8; default: all. The last one is always there."
+)
 flags.DEFINE_integer("top", 5, "Number of the most probable tokens to show.", lower_bound=1)
-_MAPS = flags.DEFINE_string("maps", None, "Folder with maps that layer_jump saved for this model; default: fit them.")
+_MAPS = flags.DEFINE_string(
+    "maps", None, "Folder with maps that layer_jump saved for this model; default: fit them."
+)
 
 
 def main(argv: list[str]) -> None:
@@ -36,7 +42,11 @@ def main(argv: list[str]) -> None:
     for sentence in _SENTENCES.value or ():
         check_text(sentence, "--sentences")
     job = common.start("peek", writes=peek.FILES, options=peek.Options, reads=("maps",))
-    options, sentences, maps = job.options(peek.Options), _SENTENCES.value or None, _MAPS.value or None
+    options, sentences, maps = (
+        job.options(peek.Options),
+        _SENTENCES.value or None,
+        _MAPS.value or None,
+    )
     peek.check(job.model, sentences, options, tokenizer=job.tokenizer)  # before a corpus is read
     examples = None if maps else job.examples
     results = peek.run(job.model, sentences, options, maps=maps, examples=examples, **job.context)

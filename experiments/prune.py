@@ -2,30 +2,38 @@
 
     python -m experiments.prune --model=gpt2-docs --method=delete,map,merge --remove=4
 
-Orders the blocks by --score, removes 1, 2, … --remove of them, and holds each pruned model against the whole one on
-every prediction of the held-out sentences' tokens (but the first ones, which nothing predicts): perplexity, KL (nats)
-and top-1 agreement (`precision@1`), with intervals over sentences; parameters, FLOPs and measured time a token.
+Orders the blocks by --score, removes 1, 2, … --remove of them, and holds each pruned
+model against the whole one on every prediction of the held-out sentences' tokens (but
+the first ones, which nothing predicts): perplexity, KL (nats) and top-1 agreement
+(`precision@1`), with intervals over sentences; parameters, FLOPs and measured time a
+token.
 
---score is `kl` by default, the KL that the removal of a block costs, measured on --score_sentences of the fit
-sentences. The others are read from the stream at the fit examples' positions (`experiments.linearity` reads all tokens
-instead): `linearity` is the order of arXiv 2405.12250, `linearity_without_residual` ours. A table has all of them for
-every block. --piece_length=512 cuts a text file into pieces, as that paper does with enwik8.
+--score is `kl` by default, the KL that the removal of a block costs, measured on
+--score_sentences of the fit sentences. The others are read from the stream at the fit
+examples' positions (`experiments.linearity` reads all tokens instead): `linearity` is
+the order of arXiv 2405.12250, `linearity_without_residual` ours. A table has all of
+them for every block. --piece_length=512 cuts a text file into pieces, as that paper
+does with enwik8.
 
---method says what happens to a removed block: `delete` leaves it out, `map` replaces it by a map fitted at the
-examples' positions, `distil` trains these maps on, `merge` folds a map into the feed-forward part before it, so that an
-ordinary smaller checkpoint remains (pre-norm models). Give several to compare them. With --save, OUT/model is the
-pruned model: a Hugging Face folder, or for `map` and `distil` the whole model with its maps, which
-`jmat.studies.prune.surgery.load_pruned` and `experiments.tasks` read.
+--method says what happens to a removed block: `delete` leaves it out, `map` replaces it
+by a map fitted at the examples' positions, `distil` trains these maps on, `merge` folds
+a map into the feed-forward part before it, so that an ordinary smaller checkpoint
+remains (pre-norm models). Give several to compare them. With --save, OUT/model is the
+pruned model: a Hugging Face folder, or for `map` and `distil` the whole model with its
+maps, which `jmat.studies.prune.surgery.load_pruned` and `experiments.tasks` read.
 
-Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two CPU cores with the bundled
-model, and some minutes more for each model that is distilled; a model of 30 blocks and 135 million parameters takes ten
-minutes with --num_fit=2000 --num_eval=200 --remove=4. Expect `map` to lose less than `delete`, and `distil` less than
-`map`. `merge` lies between `delete` and `map` where there are many times as many examples as the feed-forward part is
-wide, and else above both (--merge_from=output needs fewer). It never takes block 0, so by a score that names block 0
-first the methods remove different blocks: compare rows of the same `blocks`, which share a tick of the figure.
-`linearity_without_residual` can name blocks that a model cannot do without: of gpt2-docs it removes block 0 first
-(perplexity 45 → 8,000), `linearity` block 7 (45 → 57), `block_influence` block 6 (45 → 52), and `kl` block 4, 5 or 6,
-whichever the sentences make the cheapest (45 → 51).
+Writes results.json, prune.png and the maps of the most pruned model. Two minutes on two
+CPU cores with the bundled model, and some minutes more for each model that is
+distilled; a model of 30 blocks and 135 million parameters takes ten minutes with
+--num_fit=2000 --num_eval=200 --remove=4. Expect `map` to lose less than `delete`, and
+`distil` less than `map`. `merge` lies between `delete` and `map` where there are many
+times as many examples as the feed-forward part is wide, and else above both
+(--merge_from=output needs fewer). It never takes block 0, so by a score that names
+block 0 first the methods remove different blocks: compare rows of the same `blocks`,
+which share a tick of the figure. `linearity_without_residual` can name blocks that a
+model cannot do without: of gpt2-docs it removes block 0 first (perplexity 45 → 8,000),
+`linearity` block 7 (45 → 57), `block_influence` block 6 (45 → 52), and `kl` block 4, 5
+or 6, whichever the sentences make the cheapest (45 → 51).
 """
 
 from absl import flags
@@ -42,7 +50,9 @@ from jmat.studies.prune.stand_ins import METHODS
 
 flags.adopt_module_key_flags(common)
 flags.adopt_module_key_flags(figure_flags)
-flags.DEFINE_list("method", ["delete", "map"], f"Treatment of removed blocks: {', '.join(METHODS)}.")
+flags.DEFINE_list(
+    "method", ["delete", "map"], f"Treatment of removed blocks: {', '.join(METHODS)}."
+)
 flags.DEFINE_integer("remove", 1, "Remove 1, 2, … so many blocks.", lower_bound=1)
 flags.DEFINE_bool("save", False, "Write the most pruned model to OUT/model; takes one --method.")
 flags.DEFINE_enum(
@@ -75,7 +85,8 @@ flags.DEFINE_enum(
     "distil_loss",
     "relative",
     LOSSES,
-    "distil: squared error of the streams, relative to each token's stream, or the paper's plain mean.",
+    "distil: squared error of the streams, relative to each token's stream, or the paper's plain "
+    "mean.",
 )
 
 FLAGS = flags.FLAGS

@@ -2,11 +2,12 @@
 
     python -m experiments.r2 --model=gpt2-docs
 
-Held-out coefficient of determination of `mat` (least squares) and `id` (the earlier layer itself) for all pairs of
-layers i < j. `r2` is the paper's: uniform mean over the coordinates. Beside it, `r2_weighted` (by variance),
-`r2_no_first` (first positions left out) and `r2_no_outliers` (outlier coordinates left out), each with a 95 % interval.
-Writes results.json, r2.png (heat maps side by side) and the maps. About a minute on two CPU cores with the bundled
-model. --fit_tokens and --route are as for layer_jump.
+Held-out coefficient of determination of `mat` (least squares) and `id` (the earlier
+layer itself) for all pairs of layers i < j. `r2` is the paper's: uniform mean over the
+coordinates. Beside it, `r2_weighted` (by variance), `r2_no_first` (first positions left
+out) and `r2_no_outliers` (outlier coordinates left out), each with a 95 % interval.
+Writes results.json, r2.png (heat maps side by side) and the maps. About a minute on two
+CPU cores with the bundled model. --fit_tokens and --route are as for layer_jump.
 """
 
 from absl import flags

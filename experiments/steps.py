@@ -23,14 +23,16 @@ def step(
     trained: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Content:
-    """Runs one experiment in a process of its own, unless it has run to its end with these flags. Returns its results.
+    """Runs one experiment in a process of its own, unless it has run to its end with
+    these flags. Returns its results.
 
     Args:
         experiment: its name.
         out: its output folder.
         own: flags that the study sets.
         more: other flags.
-        trained: further flags with which the model was trained that the experiment measures.
+        trained: further flags with which the model was trained that the experiment
+          measures.
         overwrite: replace the files of a run with other flags in its folder.
 
     Raises:
@@ -55,6 +57,8 @@ def step(
     if earlier is not None or overwrite:  # of an earlier study with other flags
         command.append("--overwrite")
     if run_child(command) not in (0, CLOSED):
-        raise ValueError(f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on.")
+        raise ValueError(
+            f"{shlex.join(command)} failed, see above; mend it, and start the study again to go on."
+        )
     save_atomically(done, lambda path: path.write_text(json.dumps(given), "utf-8"))
     return read_results(out)

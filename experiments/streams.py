@@ -1,4 +1,6 @@
-"""Keeps a run going where standard output or standard error is closed, full, or lacks characters."""
+"""Keeps a run going where standard output or standard error is closed, full, or lacks
+characters.
+"""
 
 import contextlib
 import errno
@@ -52,11 +54,13 @@ class LastingStream:
 
 @contextlib.contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Runs what stands inside to its end whatever becomes of standard output and standard error.
+    """Runs what stands inside to its end whatever becomes of standard output and
+    standard error.
 
     Raises:
-      SystemExit: always, with the exit code of what stands inside. Where that is 0, but a reader of the output has
-        gone, the code is 141; where the output could not be written for another reason, 1, after a sentence.
+      SystemExit: always, with the exit code of what stands inside. Where that is 0, but
+        a reader of the output has gone, the code is 141; where the output could not be
+        written for another reason, 1, after a sentence.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (None if s is None else LastingStream(s) for s in before)  # type: ignore[assignment]
@@ -70,10 +74,16 @@ def lasting_streams() -> Iterator[None]:
         for stream in streams:
             stream.flush()
         problems = [stream.problem for stream in streams if stream.problem is not None]
-        others = [problem for problem in problems if problem.errno not in (errno.EPIPE, errno.ECONNRESET)]
+        others = [
+            problem for problem in problems if problem.errno not in (errno.EPIPE, errno.ECONNRESET)
+        ]
         if code in (None, 0) and others:
             reason = others[0].strerror
-            print(f"error: cannot print all: {reason}; all files have been written.", file=sys.stderr, flush=True)
+            print(
+                f"error: cannot print all: {reason}; all files have been written.",
+                file=sys.stderr,
+                flush=True,
+            )
         sys.stdout, sys.stderr = before
     if code in (None, 0) and problems:
         code = 1 if others else CLOSED

@@ -17,36 +17,52 @@ from jmat.runtime.checks import LARGEST_SEED
 flags.DEFINE_string(
     "corpus",
     "docs",
-    "Where sentences come from: docs (docstrings of installed packages), a text file, one a line, or, with the extra "
-    f"`hub`, {', '.join(hub_corpora.SOURCES)}.",
+    "Where sentences come from: docs (docstrings of installed packages), a text file, one a line, "
+    f"or, with the extra `hub`, {', '.join(hub_corpora.SOURCES)}.",
 )
 flags.DEFINE_integer(
     "piece_length",
     None,
-    "Cut the text file --corpus into pieces of so many characters, instead of lines, and draw those: 512 with "
-    "--num_fit=128 is what arXiv 2405.12250 does with enwik8.",
+    "Cut the text file --corpus into pieces of so many characters, instead of lines, and draw "
+    "those: 512 with --num_fit=128 is what arXiv 2405.12250 does with enwik8.",
     lower_bound=1,
 )
-flags.DEFINE_string("examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used.")
-define_count("num_fit", 9000, "Sentences to fit maps on; all: what the corpus has and --num_eval leaves.")
-define_count("num_eval", 3000, "Other sentences to evaluate on; all: with --num_fit=all, a quarter of a text file.")
-flags.DEFINE_integer("seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, LARGEST_SEED)
+flags.DEFINE_string(
+    "examples", None, "Prepared examples (.npz) to use instead of a corpus; all of them are used."
+)
+define_count(
+    "num_fit", 9000, "Sentences to fit maps on; all: what the corpus has and --num_eval leaves."
+)
+define_count(
+    "num_eval",
+    3000,
+    "Other sentences to evaluate on; all: with --num_fit=all, a quarter of a text file.",
+)
+flags.DEFINE_integer(
+    "seed", 0, "Random seed of sentences, positions and bootstrap samples.", 0, LARGEST_SEED
+)
 flags.DEFINE_enum(
     "protocol",
     "din2023",
     PROTOCOLS,
-    "How positions are sampled. din2023: as in the paper, one a sentence, the first and special tokens, such as BOS, "
-    "included. jmat: the first position and special tokens left out, any number a sentence.",
+    "How positions are sampled. din2023: as in the paper, one a sentence, the first and special "
+    "tokens, such as BOS, included. jmat: the first position and special tokens left out, any "
+    "number a sentence.",
 )
-flags.DEFINE_integer("positions_per_sentence", 1, "With --protocol=jmat: positions read a sentence.", lower_bound=1)
 flags.DEFINE_integer(
-    "skip_first", None, "With --protocol=jmat: first positions left out, BOS counted; default 1, for BERT 0.", 0
+    "positions_per_sentence", 1, "With --protocol=jmat: positions read a sentence.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "skip_first",
+    None,
+    "With --protocol=jmat: first positions left out, BOS counted; default 1, for BERT 0.",
+    0,
 )
 flags.DEFINE_bool(
     "skip_special",
     None,
-    "With --protocol=jmat: leave out special tokens; default for masked models, and where the tokenizer puts BOS in "
-    "front.",
+    "With --protocol=jmat: leave out special tokens; default for masked models, and where the "
+    "tokenizer puts BOS in front.",
 )
 
 FLAGS = flags.FLAGS
@@ -55,20 +71,32 @@ FLAGS = flags.FLAGS
 def describe_text(source: str, examples: Examples) -> dict[str, Any]:
     """Returns what results.json says of a text: its source and its fingerprints.
 
-    `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of all
-    sentences of the corpus, whatever the tokenizer and the number of examples.
+    `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of
+    all sentences of the corpus, whatever the tokenizer and the number of examples.
     """
-    return {**describe_source(source), "fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
+    return {
+        **describe_source(source),
+        "fit": fingerprint(examples.fit),
+        "eval": fingerprint(examples.eval),
+    }
 
 
 def describe_source(source: str) -> dict[str, str]:
-    """Returns the source of a text and, for `docs`, the fingerprint of the whole corpus."""
-    corpus = {"corpus": sentences_fingerprint(docs_sentences())} if named_corpus(source) == "docs" else {}
+    """Returns the source of a text and, for `docs`, the fingerprint of the whole
+    corpus.
+    """
+    corpus = (
+        {"corpus": sentences_fingerprint(docs_sentences())}
+        if named_corpus(source) == "docs"
+        else {}
+    )
     return {"source": source, **corpus}
 
 
 def check_text_flags() -> None:
-    """Raises ValueError for flags of names, positions and pieces that do not go together."""
+    """Raises ValueError for flags of names, positions and pieces that do not go
+    together.
+    """
     check_names()
     check_positions()
     if not own_flags().get("corpora"):
@@ -76,7 +104,9 @@ def check_text_flags() -> None:
 
 
 def check_names() -> None:
-    """Raises ValueError for names that are empty, or that both jmat and a file or folder here have."""
+    """Raises ValueError for names that are empty, or that both jmat and a file or
+    folder here have.
+    """
     for flag in ("model", "examples", "revision"):
         name: str | None = FLAGS[flag].value
         if name is not None and not name.strip():
@@ -89,25 +119,28 @@ def check_pieces(source: str) -> None:
     """Raises ValueError for --piece_length with a text that is not a text file."""
     if FLAGS.piece_length and (is_prepared(source) or named_corpus(source)):
         raise ValueError(
-            f"--piece_length={FLAGS.piece_length} cuts a text file, and {source} holds sentences: give a file with "
-            "--corpus, or leave --piece_length out."
+            f"--piece_length={FLAGS.piece_length} cuts a text file, and {source} holds sentences: "
+            "give a file with --corpus, or leave --piece_length out."
         )
 
 
 def check_positions() -> None:
     """Raises ValueError for flags that name positions which cannot be had."""
-    several, skips = FLAGS.positions_per_sentence > 1, FLAGS.skip_first is not None or FLAGS.skip_special is not None
+    several, skips = (
+        FLAGS.positions_per_sentence > 1,
+        FLAGS.skip_first is not None or FLAGS.skip_special is not None,
+    )
     mine = own_flags()
     every = "all" in (mine.get("fit_tokens"), mine.get("tokens"))
     if FLAGS.protocol != "jmat" and (several or FLAGS.skip_first or FLAGS.skip_special):
         raise ValueError(
-            f"--protocol={FLAGS.protocol} reads one position a sentence and leaves no token out; --skip_first, "
-            "--skip_special and --positions_per_sentence need --protocol=jmat."
+            f"--protocol={FLAGS.protocol} reads one position a sentence and leaves no token out; "
+            "--skip_first, --skip_special and --positions_per_sentence need --protocol=jmat."
         )
     if FLAGS.examples and (several or (skips and not every)):
         raise ValueError(
-            f"{FLAGS.examples} holds its positions: --skip_first, --skip_special and --positions_per_sentence choose "
-            "those of a corpus."
+            f"{FLAGS.examples} holds its positions: --skip_first, --skip_special and "
+            "--positions_per_sentence choose those of a corpus."
         )
 
 
@@ -116,12 +149,14 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
     check_pieces(source)
     if is_prepared(source):
         examples = load_examples(source)
-        for sentence in describe_kind(examples, tokenizer, masked=not model.config.causal) if tokenizer else ():
+        for sentence in (
+            describe_kind(examples, tokenizer, masked=not model.config.causal) if tokenizer else ()
+        ):
             say(f"{source}: {sentence}")
         if shared := count_shared(examples):
             say(
-                f"{source}: {shared} of {examples.eval.num_sentences} sentences to evaluate on are among those to fit "
-                "on, so that the figures are not those of held-out text"
+                f"{source}: {shared} of {examples.eval.num_sentences} sentences to evaluate on are "
+                "among those to fit on, so that the figures are not those of held-out text"
             )
     elif tokenizer is None:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
@@ -147,7 +182,9 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
 
 
 def is_prepared(source: str) -> bool:
-    """Returns whether a source is a file of prepared examples, and not one of sentences."""
+    """Returns whether a source is a file of prepared examples, and not one of
+    sentences.
+    """
     return source == FLAGS.examples or source.endswith(".npz")
 
 
@@ -160,7 +197,9 @@ def draw_sentences(source: str) -> tuple[list[str], list[str]]:
 
 
 def check_counts(reason: str) -> None:
-    """Raises ValueError where all sentences are asked for, and there is no telling how many there are."""
+    """Raises ValueError where all sentences are asked for, and there is no telling how
+    many there are.
+    """
     for name in ("num_fit", "num_eval"):
         if FLAGS[name].value == ALL:
             raise ValueError(f"--{name}=all: {reason}, so give a number.")
@@ -168,5 +207,8 @@ def check_counts(reason: str) -> None:
 
 def draw_settings() -> dict[str, Any]:
     """Returns the numbers of sentences to draw, and the seed of the draw."""
-    counts = {name: None if FLAGS[name].value == ALL else FLAGS[name].value for name in ("num_fit", "num_eval")}
+    counts = {
+        name: None if FLAGS[name].value == ALL else FLAGS[name].value
+        for name in ("num_fit", "num_eval")
+    }
     return {**counts, "seed": FLAGS.seed}

@@ -20,9 +20,11 @@ from jmat.runtime.errors import in_one_line
 from jmat.runtime.folders import OutputFolder
 from jmat.runtime.json_files import read_json_object
 
-PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # tracker → the package that writes for it, and its extra
+# tracker → the package that writes for it, and its extra
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 _STEPS = ("layer", "removed", "step")  # the first of these that a row has is its step
-# Fields that are part of a name: words always, numbers where a name would else have two figures at one step.
+# Fields that are part of a name: words always, numbers where a name would else have two figures at
+# one step.
 _WORDS = (
     "model",
     "text",
@@ -43,8 +45,8 @@ flags.DEFINE_enum(
     "track",
     None,
     list(PACKAGES),
-    "Send the figures to a tracker when the run ends. tensorboard: to OUT/tensorboard, with the extra `tensorboard`; "
-    "wandb: to the project jmat of Weights & Biases, with the extra `wandb`.",
+    "Send the figures to a tracker when the run ends. tensorboard: to OUT/tensorboard, with the "
+    "extra `tensorboard`; wandb: to the project jmat of Weights & Biases, with the extra `wandb`.",
 )
 
 
@@ -67,7 +69,9 @@ def chosen() -> tuple[str, ...]:
         return ()
     spec = importlib.util.find_spec(PACKAGES[name])
     if spec is None or spec.origin is None:  # a folder of that name has no origin
-        raise ValueError(f"--track={name} needs the package {PACKAGES[name]}: pip install 'jmat[{name}]'.")
+        raise ValueError(
+            f"--track={name} needs the package {PACKAGES[name]}: pip install 'jmat[{name}]'."
+        )
     return (name,)
 
 
@@ -84,7 +88,9 @@ def send(claim: OutputFolder) -> str:
         where = {"tensorboard": _to_tensorboard, "wandb": _to_wandb}[name](claim, about, scalars)
     except Exception as error:  # whatever a tracker raises, such as errors of its network
         reason = in_one_line(error).rstrip(".")
-        raise ValueError(f"--track={name} failed: {reason}. All results are in {claim.folder}.") from error
+        raise ValueError(
+            f"--track={name} failed: {reason}. All results are in {claim.folder}."
+        ) from error
     return f"sent {len(scalars):,} scalars to {where}"
 
 
@@ -131,7 +137,9 @@ def _read(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Sequence[Row]
     single = folder / "results.json"
     content = read_json_object(single if single.exists() else folder / "report.json")
     about: dict[str, Any] = {
-        key: content[key] for key in ("experiment", "config", "model_hash", "text") if key in content
+        key: content[key]
+        for key in ("experiment", "config", "model_hash", "text")
+        if key in content
     }
     if single.exists():
         return about, {"": content["rows"]}
@@ -158,7 +166,11 @@ def _to_wandb(claim: OutputFolder, about: Mapping[str, Any], scalars: Sequence[P
     by_step: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for point in scalars:
         by_step[point.step][point.name] = point.value
-    names: dict[str, Any] = {"project": "jmat", "name": claim.folder.name, "job_type": about["experiment"]}
+    names: dict[str, Any] = {
+        "project": "jmat",
+        "name": claim.folder.name,
+        "job_type": about["experiment"],
+    }
     with wandb.init(dir=str(claim.folder), config=dict(about), **names) as tracked:
         for step, values in by_step.items():
             tracked.log(values, step=step)

@@ -2,11 +2,13 @@
 
     python -m experiments.verify --model=gpt2-docs
 
-Runs a checkpoint here and in transformers on PyTorch (eager attention; needs the `test` extra) on the same tokens,
-padded on the right, on the left and not at all, and compares every site. Prints a table and a verdict: MATCH, PRECISION
-(the difference is no more than rounding explains; expected with --dtype=bfloat16) or WRONG, with the first site that
-differs. The exit code is 1 for WRONG. Seconds for a small model; memory for the model twice, or four times if its
-rounding has to be measured. With --out, writes results.json there too.
+Runs a checkpoint here and in transformers on PyTorch (eager attention; needs the `test`
+extra) on the same tokens, padded on the right, on the left and not at all, and compares
+every site. Prints a table and a verdict: MATCH, PRECISION (the difference is no more
+than rounding explains; expected with --dtype=bfloat16) or WRONG, with the first site
+that differs. The exit code is 1 for WRONG. Seconds for a small model; memory for the
+model twice, or four times if its rounding has to be measured. With --out, writes
+results.json there too.
 """
 
 import dataclasses
@@ -23,7 +25,9 @@ from jmat.data.encoding import check_text
 from jmat.runtime.folders import output_path
 from jmat.studies import verify
 
-flags.DEFINE_string("text", None, "Text to run the model on, instead of built-in English sentences.")
+flags.DEFINE_string(
+    "text", None, "Text to run the model on, instead of built-in English sentences."
+)
 for name in ("model", "revision", "dtype", "ignore_config", "out", "overwrite", "track"):
     flags.declare_key_flag(name)
 
@@ -41,14 +45,18 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--track={FLAGS.track} sends what a run writes: give --out, too.")
     if FLAGS.out is not None:
         out = output_path(FLAGS.out)
-        cli.claim_folder(out, "verify", cli.own_flags(), reads=("model",), overwrite=FLAGS.overwrite)
+        cli.claim_folder(
+            out, "verify", cli.own_flags(), reads=("model",), overwrite=FLAGS.overwrite
+        )
     folder = find(FLAGS.model, revision=FLAGS.revision)
     cli.say(f"loading {FLAGS.model}")
     model = load_model(folder, dtype=FLAGS.dtype, ignore_config=tuple(FLAGS.ignore_config))
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, FLAGS.model)
     model.name, options = FLAGS.model, verify.Options(dtype=FLAGS.dtype)
-    results = verify.run(model, FLAGS.text, options, tokenizer=tokenizer, folder=folder, say=cli.say)
+    results = verify.run(
+        model, FLAGS.text, options, tokenizer=tokenizer, folder=folder, say=cli.say
+    )
     print(results.table())
     if FLAGS.out is not None:
         dataclasses.replace(results, config=cli.own_flags()).save(out)

@@ -41,7 +41,10 @@ from jmat.runtime.checks import whole
 
 def run(
     model: Transformer,
-    inputs: Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"] | Batch | Sequence[str],
+    inputs: Int[Array | np.ndarray, "B T"]
+    | Float[Array | np.ndarray, "B T D"]
+    | Batch
+    | Sequence[str],
     *,
     tokenizer: Tokenizer | None = None,
     keep: str | Iterable[str] = (),
@@ -113,17 +116,36 @@ def run(
     if isinstance(inputs, Batch):
         if mask is not None or segments is not None or positions is not None:
             raise ValueError(
-                "texts and a Batch have their own segments and positions: leave out mask, segments and positions."
+                "texts and a Batch have their own segments and positions: leave out mask, segments "
+                "and positions."
             )
         segments, positions = inputs.segments, inputs.positions
-    tokens = inputs.tokens if isinstance(inputs, Batch) else cast(Array | np.ndarray, inputs)  # no texts any more
-    fields: Keywords = {"mask": mask, "segments": segments, "positions": positions, "type_ids": type_ids}
-    pads = {"pad_length": all(is_any_length(*item) for item in sites.items()), "pad_rows": not sites}
+    # no texts any more
+    tokens = inputs.tokens if isinstance(inputs, Batch) else cast(Array | np.ndarray, inputs)
+    fields: Keywords = {
+        "mask": mask,
+        "segments": segments,
+        "positions": positions,
+        "type_ids": type_ids,
+    }
+    pads = {
+        "pad_length": all(is_any_length(*item) for item in sites.items()),
+        "pad_rows": not sites,
+    }
     given, spans = prepare(config, tokens, start, **fields, **pads)
 
     def unpadded() -> None:
         # Arrays on a device are not padded.
-        run(model, jnp.asarray(tokens), keep=keep, sites=sites, start=start, stop=stop, read_at=read_at, **fields)
+        run(
+            model,
+            jnp.asarray(tokens),
+            keep=keep,
+            sites=sites,
+            start=start,
+            stop=stop,
+            read_at=read_at,
+            **fields,
+        )
 
     columns = None if read_at is None else spans.columns("read_at", _listed(read_at), empty=0)
     places = None if columns is None else jnp.asarray(given.padded_rows(columns))
@@ -134,20 +156,28 @@ def run(
         for i in range(start, stop):
             inside, wanted = _inside_block(i, settled, keep)
             x, values = run_block(model, i, x, given.context, inside, places, keep=wanted)
-            kept |= {f"block.{i}" if part == BLOCK else f"block.{i}.{part}": value for part, value in values.items()}
+            kept |= {
+                f"block.{i}" if part == BLOCK else f"block.{i}.{part}": value
+                for part, value in values.items()
+            }
         kept |= _read_end(model, x, keep, settled, places)
     return _without_padding(given, x, {name: kept[name] for name in keep}, whole=read_at is None)
 
 
 def _checked_sites(
-    config: ModelConfig, keep: str | Iterable[str], sites: Mapping[str, Site] | None, start: int, stop: int
+    config: ModelConfig,
+    keep: str | Iterable[str],
+    sites: Mapping[str, Site] | None,
+    start: int,
+    stop: int,
 ) -> tuple[tuple[str, ...], dict[str, Site]]:
     """Returns the names to keep and the sites to change, without patterns; raises
     ValueError as `run` says.
     """
     if not 0 <= start <= stop <= config.layers:
         raise ValueError(
-            f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the model's blocks."
+            f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the "
+            "model's blocks."
         )
     keep = kept_names(keep, config, start, stop)
     sites = checked_sites(sites, config, start, stop)
@@ -168,22 +198,32 @@ def _errors_without_padding(given: Inputs, unpadded: Callable[[], None]) -> Iter
         raise
 
 
-def _first_stream(model: Transformer, given: Inputs, sites: Mapping[str, Site]) -> Float[Array, "B T D"]:
+def _first_stream(
+    model: Transformer, given: Inputs, sites: Mapping[str, Site]
+) -> Float[Array, "B T D"]:
     """Returns h_start: of tokens h_0, as a site changes it; a stream is returned in the
     model's dtype.
     """
     if not jnp.issubdtype(given.x.dtype, jnp.floating):
         return run_embed(model, given.x, given.context, given.type_ids, sites.get("embed"))
     if "embed" in sites:
-        raise ValueError("site 'embed' is changed, but the inputs are a stream, which needs no embedding.")
+        raise ValueError(
+            "site 'embed' is changed, but the inputs are a stream, which needs no embedding."
+        )
     return given.x.astype(model_dtype(model))
 
 
-def _inside_block(i: int, sites: Mapping[str, Site], keep: tuple[str, ...]) -> tuple[dict[str, Site], tuple[str, ...]]:
+def _inside_block(
+    i: int, sites: Mapping[str, Site], keep: tuple[str, ...]
+) -> tuple[dict[str, Site], tuple[str, ...]]:
     """Returns the sites to change and the names to keep in block i, named as inside it."""
     block = f"block.{i}"
-    names = {name: BLOCK if name == block else name.removeprefix(f"{block}.") for name in (*sites, *keep)}
-    ours = {name: part for name, part in names.items() if name == block or name.startswith(f"{block}.")}
+    names = {
+        name: BLOCK if name == block else name.removeprefix(f"{block}.") for name in (*sites, *keep)
+    }
+    ours = {
+        name: part for name, part in names.items() if name == block or name.startswith(f"{block}.")
+    }
     # In one order, since what is kept is part of the program.
     wanted = tuple(sorted(ours[name] for name in keep if name in ours))
     return {ours[name]: site for name, site in sites.items() if name in ours}, wanted
@@ -211,7 +251,10 @@ def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]
 
 
 def logits(
-    model: Transformer, x: Float[Array | np.ndarray, "*batch D"], *, sites: Mapping[str, Site] | None = None
+    model: Transformer,
+    x: Float[Array | np.ndarray, "*batch D"],
+    *,
+    sites: Mapping[str, Site] | None = None,
 ) -> Float[Array, "*batch V"]:
     """Returns logits from a vector that stands in for the final stream h_L:
     `head(final_norm(x))`, in float32.
@@ -237,7 +280,9 @@ def logits(
     sites = checked_sites(sites, config, 0, config.layers)
     for name, site in sites.items():
         if isinstance(site, At):
-            raise ValueError(f"site {name!r}: At names tokens of texts; give it to jmat.run, with keep='logits'.")
+            raise ValueError(
+                f"site {name!r}: At names tokens of texts; give it to jmat.run, with keep='logits'."
+            )
     x = on_host(x)
     if x.shape[-1:] != (config.width,) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x is {x.dtype} {x.shape}; expected a stream [..., {config.width}].")
@@ -245,12 +290,17 @@ def logits(
 
 
 def enter(
-    model: Transformer, tokens: Int[Array | np.ndarray, "B T"], *, mask: Bool[Array | np.ndarray, "B T"] | None = None
+    model: Transformer,
+    tokens: Int[Array | np.ndarray, "B T"],
+    *,
+    mask: Bool[Array | np.ndarray, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Context]:
     """Returns h_0, and what the blocks must know besides it: for loops over `advance`,
     which checks nothing again.
     """
-    given, _ = prepare(model.config, tokens, 0, mask, None, None, None, pad_rows=False, pad_length=False)
+    given, _ = prepare(
+        model.config, tokens, 0, mask, None, None, None, pad_rows=False, pad_length=False
+    )
     return run_embed(model, given.x, given.context, None, None), given.context
 
 
@@ -263,7 +313,9 @@ def advance(
     return x
 
 
-def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int) -> None:
+def _check_reached(
+    names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int
+) -> None:
     """Raises ValueError for a site outside the stretch that is run, or in a block that
     is replaced.
 
@@ -272,9 +324,14 @@ def _check_reached(names: list[str], sites: Mapping[str, Site], start: int, stop
     for name in names:
         block = ".".join(name.split(".")[:2])
         if block != name and block in sites and not is_edit(sites[block]):
-            raise ValueError(f"site {name!r} is never reached: {block!r} is replaced, and so not computed.")
+            raise ValueError(
+                f"site {name!r} is never reached: {block!r} is replaced, and so not computed."
+            )
         if not is_reached(name, start, stop, layers):
-            raise ValueError(f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are run.")
+            raise ValueError(
+                f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are "
+                "run."
+            )
 
 
 def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
@@ -297,8 +354,8 @@ def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
             return OfBlock(site, np.int32(i))
     if depends_on_block(site):
         raise ValueError(
-            f"the replacement for site {name!r} is a part of another model whose attention depends on its block; say "
-            "which: jmat.models.edits.OfBlock(part, block)."
+            f"the replacement for site {name!r} is a part of another model whose attention depends "
+            "on its block; say which: jmat.models.edits.OfBlock(part, block)."
         )
     return site
 
@@ -309,7 +366,11 @@ def _listed(read_at: object) -> object:
 
 
 def _read_end(
-    model: Transformer, x: jax.Array, keep: tuple[str, ...], sites: Mapping[str, Site], read_at: jax.Array | None
+    model: Transformer,
+    x: jax.Array,
+    keep: tuple[str, ...],
+    sites: Mapping[str, Site],
+    read_at: jax.Array | None,
 ) -> dict[str, jax.Array]:
     """Returns the kept sites after the last block: at `read_at` alone, unless something
     is changed there.

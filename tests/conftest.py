@@ -1,4 +1,6 @@
-"""Test-wide settings: four CPU devices, strict dtype promotion, annotated shapes checked at every call."""
+"""Test-wide settings: four CPU devices, strict dtype promotion, annotated shapes
+checked at every call.
+"""
 
 from tests import environment  # noqa: F401, I001 (before JAX is imported)
 
@@ -19,7 +21,9 @@ _REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
 
 @pytest.fixture(autouse=True, scope="module")
 def fresh_memory():
-    """Compiled programs of one file are of little use to the next, and there are gigabytes of them."""
+    """Compiled programs of one file are of little use to the next, and there are
+    gigabytes of them.
+    """
     yield
     jax.clear_caches()
 

@@ -11,6 +11,8 @@ from tests.test_reference import REFERENCE
 
 
 def empty_model(**fields: int) -> Transformer:
-    """Returns GPT-2's small reference model with other fields of its config, and shapes in place of its weights."""
+    """Returns GPT-2's small reference model with other fields of its config, and shapes
+    in place of its weights.
+    """
     config = dataclasses.replace(read_config(REFERENCE / "gpt2"), **fields)
     return jax.eval_shape(lambda: build(config, nnx.Rngs(0)))

@@ -1,14 +1,17 @@
-"""Sets the environment of the tests, before JAX is imported; the processes that they start inherit it.
+"""Sets the environment of the tests, before JAX is imported; the processes that they
+start inherit it.
 
-Most of the tests' time goes to compiling, so XLA spends little on making programs fast, and the processes of one run,
-scripts included, share what they compile. `JMAT_TEST_OPTIMISED=1` has programs compiled as users' are.
+Most of the tests' time goes to compiling, so XLA spends little on making programs fast,
+and the processes of one run, scripts included, share what they compile.
+`JMAT_TEST_OPTIMISED=1` has programs compiled as users' are.
 """
 
 import atexit
 import os
 import tempfile
 
-if "JMAT_TEST_CHILD" not in os.environ:  # the first process; workers and scripts inherit what it sets
+# the first process; workers and scripts inherit what it sets
+if "JMAT_TEST_CHILD" not in os.environ:
     os.environ["JMAT_TEST_CHILD"] = "1"
     programs = tempfile.TemporaryDirectory(prefix="jmat-programs-")
     atexit.register(programs.cleanup)

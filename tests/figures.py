@@ -1,4 +1,6 @@
-"""What a figure shows, read from its artists: whose line a legend's entry names, its values, and its band."""
+"""What a figure shows, read from its artists: whose line a legend's entry names, its
+values, and its band.
+"""
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -27,17 +29,22 @@ def curve(panel, sample, linestyle=None):
     (line,) = [
         line
         for line in panel.lines
-        if look(line) == look(sample) and linestyle in (None, line.get_linestyle()) and len(line.get_xdata())
+        if look(line) == look(sample)
+        and linestyle in (None, line.get_linestyle())
+        and len(line.get_xdata())
     ]
     return list(line.get_xdata()), list(line.get_ydata())
 
 
 def band(panel, sample):
-    """x → (low, high) of the only band in the colour of a legend's sample; empty where there is none."""
+    """x → (low, high) of the only band in the colour of a legend's sample; empty where
+    there is none.
+    """
     bands = [
         found
         for found in panel.collections
-        if isinstance(found, PolyCollection) and to_hex(found.get_facecolor()[0][:3]) == to_hex(sample.get_color())
+        if isinstance(found, PolyCollection)
+        and to_hex(found.get_facecolor()[0][:3]) == to_hex(sample.get_color())
     ]
     if not bands:
         return {}

@@ -36,12 +36,26 @@ def gpt2(
     **fields: Any,
 ) -> Case:
     """A GPT-2 of 2 blocks, D = 16, H = 4, V = 37, with other fields as given."""
-    base = {"vocab_size": 37, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": 0}
-    return Case(f"gpt2-{name}", "GPT2Config", model, {**base, "eos_token_id": 0, **fields}, type_ids, hidden)
+    base = {
+        "vocab_size": 37,
+        "n_positions": 16,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 4,
+        "bos_token_id": 0,
+    }
+    return Case(
+        f"gpt2-{name}", "GPT2Config", model, {**base, "eos_token_id": 0, **fields}, type_ids, hidden
+    )
 
 
 def bert(
-    name: str, *, model: str = "BertForMaskedLM", type_ids: bool = True, hidden: tuple[str, ...] = (), **fields: Any
+    name: str,
+    *,
+    model: str = "BertForMaskedLM",
+    type_ids: bool = True,
+    hidden: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Case:
     """A BERT of 2 blocks, D = 16, H = 4, F = 24, V = 37, with other fields as given."""
     base = {
@@ -72,7 +86,9 @@ CASES = [
     gpt2("type-ids", type_ids=True),
     bert("plain"),
     bert("wide", hidden_size=36, num_attention_heads=3, intermediate_size=20, vocab_size=61),
-    bert("one-head-one-block", num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=9),
+    bert(
+        "one-head-one-block", num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=9
+    ),
     bert("deep", num_hidden_layers=5, hidden_size=12, num_attention_heads=6, layer_norm_eps=1e-3),
     bert("relu", hidden_act="relu", type_vocab_size=5),
     bert("gelu-new", hidden_act="gelu_new", layer_norm_eps=0.3),
@@ -87,7 +103,8 @@ CASES = [
 def make(case: Case, seed: int = 0) -> Any:
     """The model of a case, in eval mode with eager attention; every parameter random.
 
-    transformers leaves norms at 1, biases at 0 and attention nearly uniform: bugs would not show.
+    transformers leaves norms at 1, biases at 0 and attention nearly uniform: bugs would
+    not show.
     """
     config = getattr(transformers, case.config)(**case.fields, attn_implementation="eager")
     model = getattr(transformers, case.model)(config).eval()
@@ -107,14 +124,21 @@ def save(model: Any, folder: pathlib.Path) -> pathlib.Path:
 
 
 def rewrite(
-    folder: pathlib.Path, model: Any, change: Callable[[dict], dict] = lambda tensors: tensors, **config: Any
+    folder: pathlib.Path,
+    model: Any,
+    change: Callable[[dict], dict] = lambda tensors: tensors,
+    **config: Any,
 ) -> pathlib.Path:
-    """Writes a model whose tensors went through `change`, and whose config.json has some other fields."""
+    """Writes a model whose tensors went through `change`, and whose config.json has
+    some other fields.
+    """
     folder.mkdir(exist_ok=True)
     path = save(model, folder) / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     path.unlink()
-    changed = {name: t.clone(memory_format=torch.contiguous_format) for name, t in change(tensors).items()}
+    changed = {
+        name: t.clone(memory_format=torch.contiguous_format) for name, t in change(tensors).items()
+    }
     safetensors.torch.save_file(changed, path, metadata={"format": "pt"})
     rewrite_config(folder, **config)
     return folder
@@ -147,7 +171,14 @@ def batch(case: Case, length: int = 9, seed: int = 1) -> Batch:
     shape = (4, length)
     tokens = rng.integers(0, case.fields["vocab_size"], shape, dtype=np.int32)
     columns = np.arange(length)
-    mask = np.stack([columns >= 0, columns < length - 3, columns >= 4, (columns >= 2) & (columns < 5)])
+    mask = np.stack(
+        [columns >= 0, columns < length - 3, columns >= 4, (columns >= 2) & (columns < 5)]
+    )
     positions = np.where(mask, np.cumsum(mask, axis=1) - 1, 0).astype(np.int32)
     kinds = case.fields.get("type_vocab_size", 2)
-    return Batch(tokens, mask, positions, rng.integers(0, kinds, shape, dtype=np.int32) if case.type_ids else None)
+    return Batch(
+        tokens,
+        mask,
+        positions,
+        rng.integers(0, kinds, shape, dtype=np.int32) if case.type_ids else None,
+    )

@@ -1,7 +1,9 @@
-"""Scripts run inside the tests' own process, where the model's programs are compiled already; figures are kept.
+"""Scripts run inside the tests' own process, where the model's programs are compiled
+already; figures are kept.
 
-Every script has its own copy of the modules below `experiments`, and its own flags, which would clash with others'.
-What holds of every run is checked in every run: all resamples are drawn by --seed, and all notes are printed.
+Every script has its own copy of the modules below `experiments`, and its own flags,
+which would clash with others'. What holds of every run is checked in every run: all
+resamples are drawn by --seed, and all notes are printed.
 """
 
 import contextlib
@@ -37,17 +39,18 @@ from tests import kept
 from tests.test_reference import REFERENCE
 
 _WORDS = (
-    "returns array value name list file error string number object function class type key index path shape item "
-    "input output new first last given empty current default optional parent child token line text count size"
+    "returns array value name list file error string number object function class type key index "
+    "path shape item input output new first last given empty current default optional parent child "
+    "token line text count size"
 ).split()
 _COUNT = itertools.count()
-NOTE = "a note on what is predicted"  # stands in every run in place of the note on predictions that are all alike
+# stands in every run in place of the note on predictions that are all alike
+NOTE = "a note on what is predicted"
 # Scripts whose rows hold one model's predictions against another's, or against the text.
-_PREDICT = (
-    "layer_jump map_zoo submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
-)
+_PREDICT = "layer_jump map_zoo submodule_ablation early_exit peek cross_corpus prune tasks bundled_quality pretrain".split()
 _OWN_SIZES = ("benchmark", "bundled_quality")  # scripts whose batches have sizes of their own
-_OWN_OUTPUT = ("verify", "benchmark", "pretrain")  # scripts that print notes of some rows only, or of none
+# scripts that print notes of some rows only, or of none
+_OWN_OUTPUT = ("verify", "benchmark", "pretrain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Outcome:
     printed: str
     said: str
     figures: tuple[Figure, ...]
-    collected: tuple[tuple[int, float], ...] = ()  # of predictions that notes are on: how many, and how certain
+    # of predictions that notes are on: how many, and how certain
+    collected: tuple[tuple[int, float], ...] = ()
 
     @functools.cached_property
     def results(self) -> dict[str, Any]:
@@ -75,8 +79,12 @@ class Outcome:
         return read_maps(self.out)
 
     def find(self, **wanted):
-        """The rows with these fields; a field that should not be there is given as None."""
-        return [row for row in self.rows if all(row.get(key) == value for key, value in wanted.items())]
+        """The rows with these fields; a field that should not be there is given as
+        None.
+        """
+        return [
+            row for row in self.rows if all(row.get(key) == value for key, value in wanted.items())
+        ]
 
     def one(self, **wanted):
         """The only row with these fields."""
@@ -85,7 +93,8 @@ class Outcome:
 
 
 def call(script, *arguments, **given) -> Outcome:
-    """Runs a script with flags, by default on the reference GPT-2; a run that was made before is not made again.
+    """Runs a script with flags, by default on the reference GPT-2; a run that was made
+    before is not made again.
 
     Raises ValueError, with what the script said, where it does not end well.
     """
@@ -111,7 +120,9 @@ def _call(script, words) -> Outcome:
     def add(predictions, logits, real=None, *, to=Predictions.add):
         probabilities = jax.nn.softmax(np.asarray(logits, np.float32), -1).max(-1)
         kept_ones = np.ones(probabilities.shape, bool) if real is None else np.asarray(real, bool)
-        collected.setdefault(id(predictions), [predictions]).append(np.asarray(probabilities)[kept_ones])
+        collected.setdefault(id(predictions), [predictions]).append(
+            np.asarray(probabilities)[kept_ones]
+        )
         to(predictions, logits, real)
 
     sizes: set[int] = set()
@@ -130,8 +141,12 @@ def _call(script, words) -> Outcome:
             with (
                 mock.patch.object(Figure, "savefig", savefig),
                 mock.patch.object(Predictions, "add", add),
-                mock.patch.object(Predictions, "note", lambda each: NOTE if each._count > 1 else None),
-                mock.patch.object(bootstrap, "_count_chunks", wraps=bootstrap._count_chunks) as draw,
+                mock.patch.object(
+                    Predictions, "note", lambda each: NOTE if each._count > 1 else None
+                ),
+                mock.patch.object(
+                    bootstrap, "_count_chunks", wraps=bootstrap._count_chunks
+                ) as draw,
                 mock.patch.object(reading, "padded_batches", sized(reading.padded_batches)),
                 mock.patch.object(reading, "packed", sized(reading.packed)),
                 mock.patch.object(fitting, "packed_batches", sized(fitting.packed_batches)),
@@ -149,10 +164,21 @@ def _call(script, words) -> Outcome:
     collected_ones = tuple((len(p), float(p.mean())) for p in certainties if len(p))
     outcome = Outcome(kept.name_of(script, words), out, *texts, tuple(figures), collected_ones)
     wanted = next((int(word.partition("=")[2]) for word in words if word.startswith("--seed=")), 0)
-    assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, "resamples by --seed"
+    assert {seed for _, _, seed, _ in (each.args for each in draw.call_args_list)} <= {wanted}, (
+        "resamples by --seed"
+    )
     if script not in _OWN_SIZES:
-        size = next((int(word.partition("=")[2]) for word in words if word.startswith("--tokens_per_batch=")), 1024)
-        assert sizes <= {size}, "tokens in a batch as --tokens_per_batch says, by default what suits a CPU"
+        size = next(
+            (
+                int(word.partition("=")[2])
+                for word in words
+                if word.startswith("--tokens_per_batch=")
+            ),
+            1024,
+        )
+        assert sizes <= {size}, (
+            "tokens in a batch as --tokens_per_batch says, by default what suits a CPU"
+        )
     _check_notes(script, outcome)
     kept.check(outcome)
     return outcome
@@ -169,13 +195,19 @@ def _check_notes(script, outcome):
         compared = [row for row in outcome.rows if row["metric"].startswith(AGREEMENT)]
         silent = [row for row in compared if NOTE not in row.get("note", "")]
         # The n-gram's perplexity is its own, and that of the model beside it is of the same tokens.
-        assert {row["metric"] for row in silent} <= ({"perplexity"} if script == "bundled_quality" else set())
+        assert {row["metric"] for row in silent} <= (
+            {"perplexity"} if script == "bundled_quality" else set()
+        )
 
 
 @contextlib.contextmanager
 def _as_before():
     """Restores what a script sets for its whole process."""
-    precision, handlers, level = jax.config.jax_default_matmul_precision, [*logging.root.handlers], logging.root.level
+    precision, handlers, level = (
+        jax.config.jax_default_matmul_precision,
+        [*logging.root.handlers],
+        logging.root.level,
+    )
     try:
         yield
     finally:
@@ -186,7 +218,9 @@ def _as_before():
 
 @contextlib.contextmanager
 def loaded(script):
-    """The module of a script, as if no other had been imported, with its flags at their defaults."""
+    """The module of a script, as if no other had been imported, with its flags at their
+    defaults.
+    """
     before, modules = dict(flags.FLAGS.__dict__), _experiments()
     state, own = _worlds.setdefault(script, ({}, {}))
     for name in modules:
@@ -212,7 +246,9 @@ _worlds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
 
 def _experiments():
-    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "experiments"}
+    return {
+        name: module for name, module in sys.modules.items() if name.split(".")[0] == "experiments"
+    }
 
 
 def _become(state):
@@ -223,11 +259,19 @@ def _become(state):
 def _without_scripts(state):
     """The flags that libraries define."""
     by_module = {
-        key: {module: [*found] for module, found in state[key].items() if "experiments" not in str(module)}
+        key: {
+            module: [*found]
+            for module, found in state[key].items()
+            if "experiments" not in str(module)
+        }
         for key in ("__flags_by_module", "__flags_by_module_id", "__key_flags_by_module")
     }
     kept = {flag.name for found in by_module["__flags_by_module"].values() for flag in found}
-    return {**state, "__flags": {name: flag for name, flag in state["__flags"].items() if name in kept}, **by_module}
+    return {
+        **state,
+        "__flags": {name: flag for name, flag in state["__flags"].items() if name in kept},
+        **by_module,
+    }
 
 
 @functools.cache
@@ -242,11 +286,16 @@ _kept: list[Any] = []
 
 @functools.cache
 def changed_model(family="gpt2") -> pathlib.Path:
-    """A checkpoint of the same shape and tokenizer as a reference model, with other weights."""
+    """A checkpoint of the same shape and tokenizer as a reference model, with other
+    weights.
+    """
     folder = _folder() / f"changed-{family}"
     shutil.copytree(REFERENCE / family, folder)
     random, tensors = np.random.default_rng(0), load_file(folder / "model.safetensors")
-    noisy = {name: value * random.normal(1, 0.3, value.shape).astype(value.dtype) for name, value in tensors.items()}
+    noisy = {
+        name: value * random.normal(1, 0.3, value.shape).astype(value.dtype)
+        for name, value in tensors.items()
+    }
     save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -255,7 +304,10 @@ def changed_model(family="gpt2") -> pathlib.Path:
 def text(count=260, seed=0) -> pathlib.Path:
     """A file of sentences of made-up English; each occurs once."""
     random, path = np.random.default_rng(seed), _folder() / f"text-{count}-{seed}.txt"
-    lines = [" ".join(random.choice(_WORDS, random.integers(6, 14))).capitalize() + "." for _ in range(count)]
+    lines = [
+        " ".join(random.choice(_WORDS, random.integers(6, 14))).capitalize() + "."
+        for _ in range(count)
+    ]
     assert len(set(lines)) == count
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return path

@@ -1,4 +1,6 @@
-"""Bootstrap intervals as one would compute them by hand: sentence by sentence, resample by resample, in float64."""
+"""Bootstrap intervals as one would compute them by hand: sentence by sentence, resample
+by resample, in float64.
+"""
 
 from collections.abc import Callable
 
@@ -6,11 +8,17 @@ import numpy as np
 
 
 def by_hand(
-    statistic: Callable[[np.ndarray], np.ndarray | float], groups: np.ndarray, *, seed: int, samples: int = 1000
+    statistic: Callable[[np.ndarray], np.ndarray | float],
+    groups: np.ndarray,
+    *,
+    seed: int,
+    samples: int = 1000,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The 2.5th and 97.5th percentile of a statistic over resamples in which whole groups are drawn with replacement.
+    """The 2.5th and 97.5th percentile of a statistic over resamples in which whole
+    groups are drawn with replacement.
 
-    `statistic` takes the indices of the examples of a resample, repeated as often as they are drawn.
+    `statistic` takes the indices of the examples of a resample, repeated as often as
+    they are drawn.
     """
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     rng = np.random.default_rng(seed)

@@ -1,13 +1,16 @@
-"""All that a run of a script leaves, held against what the same run left before: rows, maps, tables, figures.
+"""All that a run of a script leaves, held against what the same run left before: rows,
+maps, tables, figures.
 
-A figure that changes is either a fault or a decision. Other tests compute what is right by hand; this one says that
-nothing else changed with it: no label, n, note, legend, fingerprint or line that is printed. `inside.call` asks it
-about every run that some test makes, so it takes no time; a run that was never written down passes.
+A figure that changes is either a fault or a decision. Other tests compute what is right
+by hand; this one says that nothing else changed with it: no label, n, note, legend,
+fingerprint or line that is printed. `inside.call` asks it about every run that some
+test makes, so it takes no time; a run that was never written down passes.
 
     python -m tests.kept          # writes down anew, after a decision (some ten minutes)
 
-Another machine rounds differently. What then changes is found by writing down twice: the second time all weights are
-off by some 1e-5 of themselves, and the clock runs three times as fast. What differs is left out.
+Another machine rounds differently. What then changes is found by writing down twice:
+the second time all weights are off by some 1e-5 of themselves, and the clock runs three
+times as fast. What differs is left out.
 """
 
 import functools
@@ -30,14 +33,23 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
 PATH = pathlib.Path(__file__).parent / "data" / "kept.json.gz"
-_WRITE = os.environ.get("JMAT_TEST_KEEP")  # a folder to write to: that of the first time, or of the second
+# a folder to write to: that of the first time, or of the second
+_WRITE = os.environ.get("JMAT_TEST_KEEP")
 _SECOND = "second"
 _NUMBERS = ("value", "low", "high")
-_SHARES = ("precision@", "recall@", "accuracy", "disagreement", "token_error_share", "layers_saved", "same_top_1")
+_SHARES = (
+    "precision@",
+    "recall@",
+    "accuracy",
+    "disagreement",
+    "token_error_share",
+    "layers_saved",
+    "same_top_1",
+)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _UNSTABLE = "~"  # stands for what is not the same everywhere
-_TESTS = ("wiring_early_exit wiring_jumps wiring_linearity wiring_measures wiring_models wiring_parts wiring_rest "
-          "wiring_units pieces kept").split()  # fmt: skip
+_TESTS = ("wiring_early_exit wiring_jumps wiring_linearity wiring_measures wiring_models "
+          "wiring_parts wiring_rest wiring_units pieces kept").split()  # fmt: skip
 
 Leaves = dict[str, Any]  # name → number, list of numbers, or text
 
@@ -47,9 +59,13 @@ def check(outcome: Any) -> None:
     name = outcome.name
     if _WRITE:
         _write(pathlib.Path(_WRITE), name, describe(outcome))
-    elif (wanted := _kept().get(name)) is not None and (differing := differences(wanted, describe(outcome))):
+    elif (wanted := _kept().get(name)) is not None and (
+        differing := differences(wanted, describe(outcome))
+    ):
         shown = "\n".join(differing[:20])
-        raise AssertionError(f"{name} leaves something else than before, in {len(differing)} places:\n{shown}")
+        raise AssertionError(
+            f"{name} leaves something else than before, in {len(differing)} places:\n{shown}"
+        )
 
 
 def is_kept(outcome: Any) -> bool:
@@ -71,7 +87,9 @@ def differences(wanted: Leaves, found: Leaves) -> list[str]:
 
 
 def _is_closed(name: str, wanted: Leaves) -> bool:
-    """Returns whether a new leaf is one too many: flags may come, and groups of which a part is unstable may differ."""
+    """Returns whether a new leaf is one too many: flags may come, and groups of which a
+    part is unstable may differ.
+    """
     group = name.partition(" ")[0]
     return group != "config" and wanted.get(f"group {group}") != _UNSTABLE
 
@@ -94,7 +112,9 @@ def _close(wanted: Any, found: Any, allowed: float) -> bool:
 
 
 def _allowed(name: str, numbers: list[Any]) -> float:
-    """Returns by how much the numbers of one row may be off: one example may fall the other way."""
+    """Returns by how much the numbers of one row may be off: one example may fall the
+    other way.
+    """
     n = re.search(r"\bn=(\d+)", name)
     share = any(f"metric={metric}" in name for metric in _SHARES)
     known = [number for number in numbers if isinstance(number, float)]
@@ -102,7 +122,7 @@ def _allowed(name: str, numbers: list[Any]) -> float:
     return 1e-6 + 0.03 * spread + (1.5 / int(n[1]) if share and n else 0.0)
 
 
-# --- what a run left --------------------------------------------------------------------------------------------------
+# --- what a run left ------------------------------------------------------------------------------
 
 
 def describe(outcome: Any) -> Leaves:
@@ -115,14 +135,20 @@ def describe(outcome: Any) -> Leaves:
         leaves |= _flat("model_hash", results["model_hash"])
     count: Counter[str] = Counter()
     for row in results["rows"]:
-        label = " ".join(f"{key}={_text(row[key])}" for key in sorted(row) if not _is_number(key, row[key]))
+        label = " ".join(
+            f"{key}={_text(row[key])}" for key in sorted(row) if not _is_number(key, row[key])
+        )
         count[label] += 1
-        leaves[f"row {label} #{count[label]}"] = [_short(row[key]) for key in sorted(row) if _is_number(key, row[key])]
+        leaves[f"row {label} #{count[label]}"] = [
+            _short(row[key]) for key in sorted(row) if _is_number(key, row[key])
+        ]
     leaves["group row"] = str(len(results["rows"]))
     if (outcome.out / "maps.json").is_file():
         leaves |= _maps(*outcome.maps)
     for group, printed in (("printed", outcome.printed), ("said", outcome.said)):
-        lines = [line for line in printed.splitlines() if group == "printed" or line.startswith("· ")]
+        lines = [
+            line for line in printed.splitlines() if group == "printed" or line.startswith("· ")
+        ]
         # Empty lines say nothing; "timed on" names the processor.
         lines = [line for line in lines if line.strip() and not line.startswith("timed on")]
         leaves[f"group {group}"] = str(len(lines))
@@ -141,14 +167,22 @@ def _is_number(key: str, value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A value of a label: paths without their folders, floats in four digits, notes without their numbers."""
+    """A value of a label: paths without their folders, floats in four digits, notes
+    without their numbers.
+    """
     if isinstance(value, float):
         return f"{value:.4g}"
-    return _NUMBER.sub("#", _bare(value)) if isinstance(value, str) and " " in value else _bare(str(value))
+    return (
+        _NUMBER.sub("#", _bare(value))
+        if isinstance(value, str) and " " in value
+        else _bare(str(value))
+    )
 
 
 def _bare(text: str) -> str:
-    """A text in which paths have lost their folders, and output folders of earlier runs their numbers."""
+    """A text in which paths have lost their folders, and output folders of earlier runs
+    their numbers.
+    """
     text = re.sub(r"\S*/jmat-inside-\w+/\d+(?!\w)", "OUT", text)
     return re.sub(r"(?:[\w.~-]*/)+(?=[\w.~-])", "", text)
 
@@ -159,17 +193,29 @@ def _short(value: Any) -> Any:
 
 def _flat(name: str, value: Any) -> Leaves:
     if isinstance(value, dict):
-        return {key: leaf for part in value for key, leaf in _flat(f"{name} {_bare(part)}", value[part]).items()}
+        return {
+            key: leaf
+            for part in value
+            for key, leaf in _flat(f"{name} {_bare(part)}", value[part]).items()
+        }
     return {name: _bare(json.dumps(value, default=str))}
 
 
 def _maps(maps: Any, info: Any) -> Leaves:
-    """What maps.json says, and of every map its norm and what it makes of a fixed vector."""
-    leaves = {key: leaf for key, leaf in _flat("maps", {**vars(info), "model": "", "jmat": ""}).items()}
+    """What maps.json says, and of every map its norm and what it makes of a fixed
+    vector.
+    """
+    leaves = {
+        key: leaf for key, leaf in _flat("maps", {**vars(info), "model": "", "jmat": ""}).items()
+    }
     for name, linear in maps.items():
         W = np.asarray(linear.W, np.float64)
         sines = np.sin(np.arange(W.shape[0])) @ W @ np.cos(np.arange(W.shape[1])) / np.sqrt(W.size)
-        bias = [] if linear.bias is None else [_short(float(np.linalg.norm(np.asarray(linear.bias, np.float64))))]
+        bias = (
+            []
+            if linear.bias is None
+            else [_short(float(np.linalg.norm(np.asarray(linear.bias, np.float64))))]
+        )
         leaves[f"map {name}"] = [_short(float(np.linalg.norm(W))), _short(float(sines)), *bias]
     leaves["group map"] = str(len(maps))
     return leaves
@@ -194,9 +240,17 @@ def _figure(name: str, figure: Any) -> Leaves:
     leaves: Leaves = {f"{name} title": _bare(figure.get_suptitle())}
     for legend in figure.legends:
         pairs = zip(legend.get_texts(), legend.legend_handles, strict=True)
-        leaves[f"{name} legend"] = " ".join(f"{text.get_text()}={_look(handle)}" for text, handle in pairs)
+        leaves[f"{name} legend"] = " ".join(
+            f"{text.get_text()}={_look(handle)}" for text, handle in pairs
+        )
     for k, panel in enumerate(figure.axes):
-        about = (panel.get_title(), panel.get_xlabel(), panel.get_ylabel(), panel.get_xscale(), panel.get_yscale())
+        about = (
+            panel.get_title(),
+            panel.get_xlabel(),
+            panel.get_ylabel(),
+            panel.get_xscale(),
+            panel.get_yscale(),
+        )
         here = f"{name} panel {k}"
         leaves[here] = _bare(" | ".join(about))
         for axis in (panel.xaxis, panel.yaxis):
@@ -206,7 +260,11 @@ def _figure(name: str, figure: Any) -> Leaves:
             leaves[f"{here} line {m}"] = _look(line)
             for axis, data in (("x", line.get_xdata()), ("y", line.get_ydata())):
                 leaves |= _array(f"{here} line {m} {axis}", data)
-        bands = [found for found in panel.collections if isinstance(found, PolyCollection) and found.get_paths()]
+        bands = [
+            found
+            for found in panel.collections
+            if isinstance(found, PolyCollection) and found.get_paths()
+        ]
         for m, found in enumerate(bands):
             leaves[f"{here} band {m}"] = to_hex(found.get_facecolor()[0][:3])
             leaves |= _array(f"{here} band {m}", found.get_paths()[0].vertices)
@@ -214,7 +272,9 @@ def _figure(name: str, figure: Any) -> Leaves:
             leaves |= _array(f"{here} image {m}", np.ma.filled(image.get_array(), np.nan))
         for m, text in enumerate(panel.texts):
             leaves |= _line(f"{here} text {m}", f"{text.get_text()} at")
-            leaves[f"{here} text {m} at"] = " ".join(f"{place:.3g}" for place in text.get_position())
+            leaves[f"{here} text {m} at"] = " ".join(
+                f"{place:.3g}" for place in text.get_position()
+            )
     return leaves
 
 
@@ -224,10 +284,14 @@ def _look(line: Any) -> str:
 
 def _array(name: str, data: Any) -> Leaves:
     values = np.asarray(data, np.float64).reshape(-1)
-    return {f"{name} {k}": float(f"{value:.4g}") for k, value in enumerate(values.tolist()) if np.isfinite(value)}
+    return {
+        f"{name} {k}": float(f"{value:.4g}")
+        for k, value in enumerate(values.tolist())
+        if np.isfinite(value)
+    }
 
 
-# --- written down -----------------------------------------------------------------------------------------------------
+# --- written down ---------------------------------------------------------------------------------
 
 
 def name_of(script: str, words: tuple[str, ...]) -> str:
@@ -253,7 +317,8 @@ def disturb() -> None:
     real_put, real_clock = checkpoint._put, time.perf_counter
 
     def put(part: np.ndarray, dtype: str, mesh: Any) -> jax.Array:
-        random = np.random.default_rng(zlib.crc32(np.ascontiguousarray(part).tobytes()))  # the same whenever it is read
+        # the same whenever it is read
+        random = np.random.default_rng(zlib.crc32(np.ascontiguousarray(part).tobytes()))
         noise = random.normal(1, 1e-5, part.shape).astype(np.float32)
         return real_put((np.asarray(part, np.float32) * noise).astype(part.dtype), dtype, mesh)
 
@@ -270,13 +335,17 @@ def _read(folder: pathlib.Path) -> dict[str, list[Leaves]]:
 
 
 def combined(first: list[Leaves], second: list[Leaves]) -> Leaves | None:
-    """Returns what a run leaves everywhere; None where tests make different runs of one name."""
+    """Returns what a run leaves everywhere; None where tests make different runs of one
+    name.
+    """
     if any(differences(first[0], other) for other in first[1:]):
         return None
     leaves = dict(first[0])
     rounding = leaves["experiment"] == '"verify"' or leaves.get("config dtype") == '"bfloat16"'
     if rounding or not second:  # a pruned model, for one, is refused where its weights are off
-        leaves = {name: value if isinstance(value, str) else _UNSTABLE for name, value in leaves.items()}
+        leaves = {
+            name: value if isinstance(value, str) else _UNSTABLE for name, value in leaves.items()
+        }
     for other in second:
         for name, value in first[0].items():
             if name.startswith(("model_hash", "maps model_hash")) or leaves[name] == _UNSTABLE:
@@ -284,10 +353,16 @@ def combined(first: list[Leaves], second: list[Leaves]) -> Leaves | None:
             group = f"group {name.partition(' ')[0]}"
             if name not in other:
                 leaves[name] = leaves[group] = _UNSTABLE
-            elif isinstance(value, list) and isinstance(other[name], list) and len(value) == len(other[name]):
+            elif (
+                isinstance(value, list)
+                and isinstance(other[name], list)
+                and len(value) == len(other[name])
+            ):
                 pairs = zip(leaves[name], other[name], strict=True)
                 third = _allowed(name, value) / 3
-                leaves[name] = [a if a == _UNSTABLE or _close(a, b, third) else _UNSTABLE for a, b in pairs]
+                leaves[name] = [
+                    a if a == _UNSTABLE or _close(a, b, third) else _UNSTABLE for a, b in pairs
+                ]
             elif isinstance(value, float) and isinstance(other[name], float):
                 if abs(value - other[name]) > (0.01 if abs(value) < 2 else 0.007 * abs(value)):
                     leaves[name] = _UNSTABLE
@@ -304,7 +379,9 @@ def main() -> None:
         for folder in folders:
             files = [f"tests/test_{name}.py" for name in _TESTS]
             command = [sys.executable, "-m", "pytest", "-q", "-n0", *files]
-            subprocess.run(command, cwd=root, env={**os.environ, "JMAT_TEST_KEEP": str(folder)}, check=False)
+            subprocess.run(
+                command, cwd=root, env={**os.environ, "JMAT_TEST_KEEP": str(folder)}, check=False
+            )
         first, second = map(_read, folders)
     write_combined(first, second)
 
@@ -312,7 +389,9 @@ def main() -> None:
 def write_combined(first: dict[str, list[Leaves]], second: dict[str, list[Leaves]]) -> None:
     """Writes what both times have in common."""
     runs = {name: combined(first[name], second.get(name, [])) for name in sorted(first)}
-    content = json.dumps({name: leaves for name, leaves in runs.items() if leaves}, separators=(",", ":"))
+    content = json.dumps(
+        {name: leaves for name, leaves in runs.items() if leaves}, separators=(",", ":")
+    )
     PATH.write_bytes(gzip.compress(content.encode(), mtime=0))
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def peak_of(work: Callable[[], Any]) -> int:
-    """The most bytes that Python and numpy hold at once while they do some work, beyond those before."""
+    """The most bytes that Python and numpy hold at once while they do some work, beyond
+    those before.
+    """
     tracemalloc.start()
     try:
         work()

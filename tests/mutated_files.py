@@ -1,7 +1,9 @@
-"""Reads a thousand damaged files of one kind in a process of its own, and prints what each cost.
+"""Reads a thousand damaged files of one kind in a process of its own, and prints what
+each cost.
 
-`python -m tests.mutated_files KIND SEED COUNT FOLDER` prints a line of JSON for each file that ended neither in one
-sentence nor in what it holds, or took more than 5 seconds or 500 MB; then one line for all.
+`python -m tests.mutated_files KIND SEED COUNT FOLDER` prints a line of JSON for each
+file that ended neither in one sentence nor in what it holds, or took more than 5
+seconds or 500 MB; then one line for all.
 """
 
 import io
@@ -35,7 +37,9 @@ def stored(model):
     """What a model holds, under the names and in the layouts of its checkpoint."""
     family, values = FAMILIES[model.config.family], parameters(model)
     return {
-        _full_name(key.file, family): key.layout.save(tuple(np.asarray(values[path]) for path in key.params))
+        _full_name(key.file, family): key.layout.save(
+            tuple(np.asarray(values[path]) for path in key.params)
+        )
         for key in family.keys(model.config)
     }
 
@@ -43,7 +47,11 @@ def stored(model):
 def read_safetensors(folder):
     held = stored(load_model(folder))
     written = safetensors.numpy.load_file(folder / "model.safetensors")
-    return all(np.array_equal(held[name], written[name].astype(np.float32)) for name in held if name in written)
+    return all(
+        np.array_equal(held[name], written[name].astype(np.float32))
+        for name in held
+        if name in written
+    )
 
 
 def read_gguf(folder):
@@ -90,7 +98,11 @@ KINDS = {
     "maps.json": ("maps.json", mutations.damaged_json_text, read_maps),
     "pruned.json": ("pruned.json", mutations.damaged_json_text, read_both),
     "results.json": ("results.json", mutations.damaged_json_text, read_results_json),
-    "model.safetensors.index.json": ("model.safetensors.index.json", mutations.damaged_json_text, read_weights),
+    "model.safetensors.index.json": (
+        "model.safetensors.index.json",
+        mutations.damaged_json_text,
+        read_weights,
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Damages files: bytes of any kind, numbers in headers, and JSON; the same damage for the same seed."""
+"""Damages files: bytes of any kind, numbers in headers, and JSON; the same damage for
+the same seed.
+"""
 
 import copy
 import json
@@ -6,7 +8,8 @@ import random
 import struct
 
 HUGE = (0, 1, -1, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53, 2**63 - 1, 2**64 - 1)
-_DEEP = "a deep value"  # stands for one until the JSON is written: Python copies and writes none so deep
+# stands for one until the JSON is written: Python copies and writes none so deep
+_DEEP = "a deep value"
 # What a value of JSON becomes.
 VALUES = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**40, 10**30, 0.5, 1e-50, 1e200),
@@ -24,7 +27,9 @@ def damaged(content: bytes, rng: random.Random, header: int) -> bytes:
         size = rng.choice((1, 2, 4, 8, 16, 100, 1000))
         match rng.randrange(9):
             case 0 | 1:
-                data[at : at + 1] = bytes([(data[at] if at < len(data) else 0) ^ 1 << rng.randrange(8)])
+                data[at : at + 1] = bytes(
+                    [(data[at] if at < len(data) else 0) ^ 1 << rng.randrange(8)]
+                )
             case 2:
                 data[at : at + 1] = rng.randbytes(1)
             case 3:
@@ -43,7 +48,9 @@ def damaged(content: bytes, rng: random.Random, header: int) -> bytes:
 
 
 def damaged_json(value: object, rng: random.Random) -> object:
-    """A JSON value of which some parts are changed, left out, or doubled under another name."""
+    """A JSON value of which some parts are changed, left out, or doubled under another
+    name.
+    """
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2, 3))):
         spots = list(_spots(value))
@@ -55,9 +62,15 @@ def damaged_json(value: object, rng: random.Random) -> object:
                 del holder[key]
             case 1:
                 other = rng.choice(("", "x\x1b[31m", "wte.weight", "__metadata__", "hidden_size"))
-                (holder.__setitem__(other, holder[key]) if isinstance(holder, dict) else holder.append(holder[key]))
+                (
+                    holder.__setitem__(other, holder[key])
+                    if isinstance(holder, dict)
+                    else holder.append(holder[key])
+                )
             case 2 if isinstance(number := holder[key], int | float):
-                holder[key] = rng.choice((-number, number + 1, number * 2, number * 1e6, str(number)))
+                holder[key] = rng.choice(
+                    (-number, number + 1, number * 2, number * 1e6, str(number))
+                )
             case 3:
                 twin, name = rng.choice(spots)
                 holder[key] = copy.deepcopy(twin[name])
@@ -67,11 +80,19 @@ def damaged_json(value: object, rng: random.Random) -> object:
 
 
 def _spots(value):
-    """Where a value or a part of it stands: the list or object, and the index or name there."""
+    """Where a value or a part of it stands: the list or object, and the index or name
+    there.
+    """
     queue = [value]
     while queue:
         holder = queue.pop()
-        keys = holder if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+        keys = (
+            holder
+            if isinstance(holder, dict)
+            else range(len(holder))
+            if isinstance(holder, list)
+            else ()
+        )
         for key in keys:
             yield holder, key
             queue.append(holder[key])
@@ -90,7 +111,9 @@ def damaged_json_text(content: bytes, rng: random.Random) -> bytes:
 
 
 def damaged_safetensors(content: bytes, rng: random.Random) -> bytes:
-    """A safetensors file changed as bytes, or in what its header says, which then has its new length."""
+    """A safetensors file changed as bytes, or in what its header says, which then has
+    its new length.
+    """
     size = int.from_bytes(content[:8], "little")
     if rng.random() < 0.5:
         return damaged(content, rng, size + 8)
@@ -99,7 +122,9 @@ def damaged_safetensors(content: bytes, rng: random.Random) -> bytes:
 
 
 def damaged_zip(parts: dict[str, bytes], rng: random.Random, pack) -> bytes:
-    """An .npz changed as a file, or of which one array was changed before it was packed."""
+    """An .npz changed as a file, or of which one array was changed before it was
+    packed.
+    """
     if rng.random() < 0.4:
         content = pack(parts)
         return damaged(content, rng, len(content))

@@ -1,4 +1,5 @@
-"""Runs the notebooks of the documentation, each in a kernel of its own (`pip install -e '.[docs]'`):
+"""Runs the notebooks of the documentation, each in a kernel of its own (`pip install -e
+'.[docs]'`):
 
 python -m tests.notebooks            # writes their outputs anew
 python -m tests.notebooks --check    # writes nothing
@@ -18,17 +19,24 @@ LONGEST = 300  # seconds of one cell; a notebook should take less than a minute
 
 
 def execute(path: pathlib.Path) -> nbformat.NotebookNode:
-    """Returns the notebook with the outputs of a run in an empty folder. Raises CellExecutionError where one fails."""
+    """Returns the notebook with the outputs of a run in an empty folder. Raises
+    CellExecutionError where one fails.
+    """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYTHONPATH"] = str(ROOT)
         client = NotebookClient(
-            notebook, timeout=LONGEST, coalesce_streams=True, resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=LONGEST,
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
         )
         client.execute()
     for cell in notebook.cells:
         cell.metadata = {}  # times of the run
-    notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec",)} | {"language_info": {"name": "python"}}
+    notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec",)} | {
+        "language_info": {"name": "python"}
+    }
     return notebook
 
 

@@ -4,5 +4,9 @@ from jmat.models import stack
 
 
 def programs() -> int:
-    """Returns how many programs the stages of models (`jmat.models.stack`) have compiled so far."""
-    return sum(value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size"))
+    """Returns how many programs the stages of models (`jmat.models.stack`) have
+    compiled so far.
+    """
+    return sum(
+        value._cache_size() for value in vars(stack).values() if hasattr(value, "_cache_size")
+    )

@@ -1,6 +1,8 @@
-"""Scripts as users run them, each in a process of its own; what all of them import is imported once.
+"""Scripts as users run them, each in a process of its own; what all of them import is
+imported once.
 
-A server, one for each process of the tests, imports it and forks for every run, before JAX has started any thread.
+A server, one for each process of the tests, imports it and forks for every run, before
+JAX has started any thread.
 """
 
 import atexit
@@ -103,7 +105,9 @@ class Run:
         os.kill(self.pid, number)
 
     def finish(self):
-        """Exit code (less than 0: killed by a signal), standard output and standard error."""
+        """Exit code (less than 0: killed by a signal), standard output and standard
+        error.
+        """
         code = _ask("wait", self.pid)
         return code, *(pathlib.Path(name).read_text("utf-8") for name in self.output)
 
@@ -116,18 +120,26 @@ def start(script, *flags, largest_file=-1):
 
 
 def run(script, *flags, code=0):
-    """Runs a script to its end; returns what it printed on standard output and on standard error."""
+    """Runs a script to its end; returns what it printed on standard output and on
+    standard error.
+    """
     ended, stdout, stderr = start(script, *flags).finish()
     assert ended == code, stderr
     assert "Traceback" not in stderr, stderr
     for flag in map(str, flags):
-        if code == 0 and flag.startswith("--out=") and (pathlib.Path(flag[6:]) / "run.json").exists():
+        if (
+            code == 0
+            and flag.startswith("--out=")
+            and (pathlib.Path(flag[6:]) / "run.json").exists()
+        ):
             check_that_all_is_listed(pathlib.Path(flag[6:]))
     return stdout, stderr
 
 
 def check_that_all_is_listed(out):
-    """Holds the list of what a run wrote, in run.json, against what its output folder holds."""
+    """Holds the list of what a run wrote, in run.json, against what its output folder
+    holds.
+    """
     wrote = json.loads((out / "run.json").read_text("utf-8"))["wrote"]
     names = {path.name for path in out.iterdir()}
     assert set(wrote) <= names
@@ -138,7 +150,9 @@ def check_that_all_is_listed(out):
 
 
 def kill_after(running, checkpoints, number, *, later_than=0, wait=0.0):
-    """Sends a signal `wait` seconds after there is a checkpoint of a step beyond; returns what `Run.finish` does."""
+    """Sends a signal `wait` seconds after there is a checkpoint of a step beyond;
+    returns what `Run.finish` does.
+    """
     while not any(step > later_than for step in steps(checkpoints)) and not running.is_over():
         time.sleep(0.002)
     time.sleep(wait)
@@ -149,7 +163,9 @@ def kill_after(running, checkpoints, number, *, later_than=0, wait=0.0):
 
 def steps(checkpoints):
     """Those that a folder has checkpoints of, in order."""
-    return sorted(int(path.name) for path in pathlib.Path(checkpoints).glob("*") if path.name.isdigit())
+    return sorted(
+        int(path.name) for path in pathlib.Path(checkpoints).glob("*") if path.name.isdigit()
+    )
 
 
 def on(family, out, **flags):

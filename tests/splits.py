@@ -12,7 +12,9 @@ def make_split(lengths, positions=None, rows=None, seed=0):
         positions = generator.integers(0, lengths)
     tokens = generator.integers(1, 1000, lengths.sum()).astype(np.int32)
     rows = None if rows is None else np.asarray(rows, np.int32)
-    return Split(tokens, lengths, np.asarray(positions, np.int32), *([] if rows is None else [rows]))
+    return Split(
+        tokens, lengths, np.asarray(positions, np.int32), *([] if rows is None else [rows])
+    )
 
 
 def realistic(num, mean=30, seed=0):

@@ -1,4 +1,6 @@
-"""Wrong arguments of the public functions end in one sentence, and never in JAX's words."""
+"""Wrong arguments of the public functions end in one sentence, and never in JAX's
+words.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ STREAM = np.ones((1, 3, 16), np.float32)
 
 @pytest.fixture(autouse=True)
 def unchecked():
-    """Users have no annotations that are checked at every call: those of the tests are left out."""
+    """Users have no annotations that are checked at every call: those of the tests are
+    left out.
+    """
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -47,11 +51,20 @@ def model():
         ({"sites": ["block.1.ffn"]}, "sites is list; expected a dict"),
         ({"keep": None}, "keep is NoneType; expected the name of a site"),
         ({"keep": 3}, "keep is int; expected the name of a site"),
-        ({"sites": {"block.0": jmat.Linear("W")}}, "site 'block.0' holds a str; expected real numbers"),
-        ({"sites": {"block.0": jmat.Constant(np.array(["a"]))}}, "holds an array of <U1; expected real numbers"),
+        (
+            {"sites": {"block.0": jmat.Linear("W")}},
+            "site 'block.0' holds a str; expected real numbers",
+        ),
+        (
+            {"sites": {"block.0": jmat.Constant(np.array(["a"]))}},
+            "holds an array of <U1; expected real numbers",
+        ),
         ({"sites": {"block.0": jmat.Add("1")}}, "holds a str"),
         ({"sites": {"block.0": jmat.Scale(2j)}}, "holds a complex; expected real numbers"),
-        ({"sites": {"block.0": jmat.At(0, jmat.Add(jnp.ones(16, jnp.complex64)))}}, "holds an array of complex64"),
+        (
+            {"sites": {"block.0": jmat.At(0, jmat.Add(jnp.ones(16, jnp.complex64)))}},
+            "holds an array of complex64",
+        ),
     ],
 )
 def test_run_refuses(model, options, message):
@@ -64,7 +77,9 @@ def test_positions_have_rows_of_one_length():
         jmat.At([[1], [1, 2]], jmat.Zero())
 
 
-@pytest.mark.parametrize("x", ["h", None, [[1.0], [1.0, 2.0]], np.float32(1), (STREAM, {}), np.ones((2, 16), int)])
+@pytest.mark.parametrize(
+    "x", ["h", None, [[1.0], [1.0, 2.0]], np.float32(1), (STREAM, {}), np.ones((2, 16), int)]
+)
 def test_logits_refuse_what_is_no_stream(model, x):
     with pytest.raises(ValueError, match=r"expected (a stream|numbers)"):
         jmat.logits(model, x)
@@ -81,7 +96,9 @@ def test_whole_numbers_of_numpy_are_layers(model):
 
 
 def test_a_site_may_hold_a_key_of_random_numbers(model):
-    noise = jax.tree_util.Partial(lambda key, y: y + jax.random.normal(key, y.shape), jax.random.key(0))
+    noise = jax.tree_util.Partial(
+        lambda key, y: y + jax.random.normal(key, y.shape), jax.random.key(0)
+    )
     x, _ = jmat.run(model, TOKENS, sites={"block.1": jmat.Edit(noise)})
     assert float(jnp.abs(x - jmat.run(model, TOKENS)[0]).max()) > 0
 
@@ -94,7 +111,9 @@ def test_names_are_those_of_a_model(names):
 
 @pytest.mark.parametrize("name", [None, 3])
 def test_a_model_is_loaded_by_name(name):
-    with pytest.raises(ValueError, match="expected the name of a model, or a path; got an object of type"):
+    with pytest.raises(
+        ValueError, match="expected the name of a model, or a path; got an object of type"
+    ):
         jmat.load(name)
 
 
@@ -169,7 +188,9 @@ def test_settings_of_a_study_are_of_their_types(model, settings, message):
 
 @pytest.mark.parametrize("options", [None, {}])
 def test_a_study_takes_its_options(model, options):
-    with pytest.raises(ValueError, match=r"options is of type .*; expected the Options of the study"):
+    with pytest.raises(
+        ValueError, match=r"options is of type .*; expected the Options of the study"
+    ):
         layer_jump.run(model, ["a", "b"], options)
 
 
@@ -194,10 +215,22 @@ def test_a_shortcut_refuses(source, target, stand_in, message):
     [
         ([LINEAR], {}, "shortcuts is list; expected a dict"),
         (None, {}, "shortcuts is NoneType; expected a dict"),
-        ({"a": jmat.Shortcut(0, 2, jmat.Linear(np.eye(17)))}, {}, "shortcut 'a': .* does not take its input"),
-        ({"a": jmat.Shortcut(0, 1, jmat.Linear(np.ones((16, 17))))}, {}, "shortcut 'a': .* returned shape"),
+        (
+            {"a": jmat.Shortcut(0, 2, jmat.Linear(np.eye(17)))},
+            {},
+            "shortcut 'a': .* does not take its input",
+        ),
+        (
+            {"a": jmat.Shortcut(0, 1, jmat.Linear(np.ones((16, 17))))},
+            {},
+            "shortcut 'a': .* returned shape",
+        ),
         ({"a": jmat.Shortcut(0, 2, jmat.Constant(np.ones((3, 4, 16))))}, {}, "shortcut 'a'"),
-        ({"a": jmat.Shortcut(0, 2, LINEAR)}, {"seed": -1}, "seed=-1: expected a whole number from 0"),
+        (
+            {"a": jmat.Shortcut(0, 2, LINEAR)},
+            {"seed": -1},
+            "seed=-1: expected a whole number from 0",
+        ),
     ],
 )
 def test_evaluate_refuses(model, shortcuts, options, message):
@@ -206,7 +239,10 @@ def test_evaluate_refuses(model, shortcuts, options, message):
 
 
 def test_a_text_without_tokens_is_refused_by_both_kinds_of_models():
-    for name, message in (("gpt2-docs", "text 1 has no tokens"), ("bert-docs", "1 of 2 texts have no tokens")):
+    for name, message in (
+        ("gpt2-docs", "text 1 has no tokens"),
+        ("bert-docs", "1 of 2 texts have no tokens"),
+    ):
         model, tokenizer = jmat.load(name)
         with pytest.raises(ValueError, match=message):
             jmat.fit_map(model, ["a b", ""], 0, 1, tokenizer=tokenizer)
@@ -223,7 +259,9 @@ def test_a_block_is_a_shortcut_that_reads_the_whole_text(model):
 def test_a_constant_of_one_number_fills_the_site(model):
     shortcut = jmat.Shortcut(0, 2, jmat.Constant(0.5))
     assert jmat.evaluate(model, _batch(), {"constant": shortcut}).rows
-    np.testing.assert_array_equal(jmat.run(model, TOKENS, sites=shortcut)[0], np.full((2, 3, 16), 0.5, np.float32))
+    np.testing.assert_array_equal(
+        jmat.run(model, TOKENS, sites=shortcut)[0], np.full((2, 3, 16), 0.5, np.float32)
+    )
 
 
 @pytest.mark.parametrize("width", ["a", -1, np.ones(3)])
@@ -246,7 +284,11 @@ def test_zero_has_a_width(width):
         ({"a": jmat.Linear(np.ones(3))}, {}, r"parts of map 'a' do not fit one another: W \(3,\)"),
         ({"a": jmat.Linear(EYE, np.ones(3))}, {}, "parts of map 'a' do not fit one another"),
         ({"a": jmat.Constant(np.float32(1))}, {}, "parts of map 'a' do not fit one another"),
-        ({"a": jmat.Linear(EYE, np.ones(16)), "a.bias": LINEAR}, {}, "two maps have a part 'a.bias'"),
+        (
+            {"a": jmat.Linear(EYE, np.ones(16)), "a.bias": LINEAR},
+            {},
+            "two maps have a part 'a.bias'",
+        ),
         ({"a": LINEAR}, {"n": "x"}, "n='x': expected a whole number"),
         ({"a": LINEAR}, {"n": -3}, "n=-3: expected a whole number of at least 0"),
         ({"a": LINEAR}, {"model": "gpt2"}, "model is of type str; expected a Transformer"),
@@ -264,7 +306,9 @@ def test_a_number_of_numpy_is_saved(model, tmp_path):
     assert jmat.load_maps(tmp_path, model=model).info.n == 3
 
 
-@pytest.mark.parametrize("read", [jmat.load_maps, jmat.read_results, lambda out: jmat.save_maps(out, {"a": LINEAR})])
+@pytest.mark.parametrize(
+    "read", [jmat.load_maps, jmat.read_results, lambda out: jmat.save_maps(out, {"a": LINEAR})]
+)
 def test_a_folder_is_a_path(read):
     for folder in (None, 3):
         with pytest.raises(ValueError, match="expected a path"):

@@ -1,4 +1,6 @@
-"""Checkpoints and config files that are damaged, or do not fit, are refused in one clear sentence."""
+"""Checkpoints and config files that are damaged, or do not fit, are refused in one
+clear sentence.
+"""
 
 import json
 import os
@@ -38,11 +40,13 @@ def test_json_of_no_sensible_size_is_refused_before_it_is_read(tmp_path):
 
 
 def refused(path):
-    with pytest.raises(ValueError, match="it has 16777217 bytes, and no such file needs more than 16777216"):
+    with pytest.raises(
+        ValueError, match="it has 16777217 bytes, and no such file needs more than 16777216"
+    ):
         read_json_object(path)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def test_all_misfits_are_reported_together_by_name(gpt2, tmp_path):
@@ -88,7 +92,9 @@ def test_weights_that_are_not_finite_are_refused(gpt2, value, dtype, tmp_path):
         tensors["transformer.h.1.mlp.c_fc.bias"][3] = value
         return tensors
 
-    with pytest.raises(ValueError, match=r"transformer.h.1.mlp.c_fc.bias in .* holds NaN or infinity"):
+    with pytest.raises(
+        ValueError, match=r"transformer.h.1.mlp.c_fc.bias in .* holds NaN or infinity"
+    ):
         load_model(hf.rewrite(tmp_path, gpt2, spoil))
 
 
@@ -99,7 +105,9 @@ def test_weights_that_overflow_the_dtype_are_refused(gpt2, tmp_path):
 
     hf.rewrite(tmp_path, gpt2, enlarge)
     load_model(tmp_path, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"transformer.wpe.weight in .* beyond 65504, the most that float16 can"):
+    with pytest.raises(
+        ValueError, match=r"transformer.wpe.weight in .* beyond 65504, the most that float16 can"
+    ):
         load_model(tmp_path, dtype="float16")
 
 
@@ -109,10 +117,14 @@ def test_a_truncated_file_is_one_sentence(gpt2, kind, share, tmp_path):
     gpt2.config.save_pretrained(tmp_path)
     path = tmp_path / kind
     state = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
-    safetensors.torch.save_file(state, path) if kind.startswith("model") else torch.save(state, path)
+    safetensors.torch.save_file(state, path) if kind.startswith("model") else torch.save(
+        state, path
+    )
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(ValueError, match=r"is truncated or not a safetensors file|is corrupt or holds more") as caught:
+    with pytest.raises(
+        ValueError, match=r"is truncated or not a safetensors file|is corrupt or holds more"
+    ) as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -147,7 +159,9 @@ def test_missing_shards_are_named(gpt2, tmp_path):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", ""])
+@pytest.mark.parametrize(
+    "outside", ["../secret.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", ""]
+)
 def test_an_index_may_not_name_files_outside_its_folder(gpt2, outside, tmp_path):
     index, weight_map = sharded(tmp_path, gpt2)
     weight_map["transformer.wte.weight"] = outside
@@ -156,7 +170,9 @@ def test_an_index_may_not_name_files_outside_its_folder(gpt2, outside, tmp_path)
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', "[" * 100_000]
+)
 def test_an_index_that_is_none_is_refused(gpt2, content, tmp_path):
     index, _ = sharded(tmp_path, gpt2)
     index.write_text(content)
@@ -167,13 +183,15 @@ def test_an_index_that_is_none_is_refused(gpt2, content, tmp_path):
 def test_a_tensor_in_two_shards_is_refused(gpt2, tmp_path):
     _, weight_map = sharded(tmp_path, gpt2)
     first, second = sorted(set(weight_map.values()))[:2]
-    tensors = safetensors.torch.load_file(tmp_path / first) | safetensors.torch.load_file(tmp_path / second)
+    tensors = safetensors.torch.load_file(tmp_path / first) | safetensors.torch.load_file(
+        tmp_path / second
+    )
     safetensors.torch.save_file(tensors, tmp_path / second)
     with pytest.raises(ValueError, match=f"is stored twice, in {first} and in {second}"):
         load_model(tmp_path)
 
 
-# --- config.json ------------------------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,13 +214,25 @@ def test_a_config_that_is_none_is_refused(content, message, tmp_path):
 
 REFUSED = [
     ("gpt2", {"activation_function": "mish"}, "activation_function='mish' is not implemented"),
-    ("gpt2", {"activation_function": ["gelu"]}, r"activation_function=\['gelu'\] is not implemented"),
+    (
+        "gpt2",
+        {"activation_function": ["gelu"]},
+        r"activation_function=\['gelu'\] is not implemented",
+    ),
     ("gpt2", {"n_layer": 0}, "n_layer=0 should be a whole number above 0"),
     ("gpt2", {"n_layer": "2"}, "n_layer='2' should be a whole number"),
     ("gpt2", {"n_embd": 16.0}, "n_embd=16.0 should be a whole number"),
     ("gpt2", {"n_head": 5}, "n_embd=16 is not a multiple of n_head=5"),
-    ("gpt2", {"layer_norm_epsilon": "small"}, "layer_norm_epsilon='small' should be a finite number"),
-    ("gpt2", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon=nan should be a finite number"),
+    (
+        "gpt2",
+        {"layer_norm_epsilon": "small"},
+        "layer_norm_epsilon='small' should be a finite number",
+    ),
+    (
+        "gpt2",
+        {"layer_norm_epsilon": float("nan")},
+        "layer_norm_epsilon=nan should be a finite number",
+    ),
     ("gpt2", {"layer_norm_epsilon": 10**400}, "should be a finite number"),
     ("gpt2", {"scale_attn_weights": "yes"}, "scale_attn_weights='yes' should be true or false"),
     ("gpt2", {"tie_word_embeddings": 1}, "tie_word_embeddings=1 should be true or false"),
@@ -211,19 +241,41 @@ REFUSED = [
     ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config="),
     ("gpt2", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     ("gpt2", {"is_causal": False}, "is_causal=False is a field that jmat does not know"),
-    ("gpt2", {"kv_sharing_modes": 2}, r"kv_sharing_modes=2 .* load with ignore_config=\('kv_sharing_modes',\)"),
+    (
+        "gpt2",
+        {"kv_sharing_modes": 2},
+        r"kv_sharing_modes=2 .* load with ignore_config=\('kv_sharing_modes',\)",
+    ),
     ("bert", {"hidden_act": "mish"}, "hidden_act='mish' is not implemented"),
-    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not implemented"),
+    (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type='relative_key' is not implemented",
+    ),
     ("bert", {"embedding_size": 8}, "embedding_size=8 is not implemented"),
-    ("bert", {"num_attention_heads": 5}, "hidden_size=16 is not a multiple of num_attention_heads=5"),
+    (
+        "bert",
+        {"num_attention_heads": 5},
+        "hidden_size=16 is not a multiple of num_attention_heads=5",
+    ),
     ("bert", {"type_vocab_size": 0}, "type_vocab_size=0 should be a whole number above 0"),
     ("bert", {"is_decoder": "no"}, "is_decoder='no' should be true or false"),
-    ("bert", {"add_cross_attention": True, "is_decoder": True}, "add_cross_attention=True is not implemented"),
-    ("bert", {"layer_norm_eps": None, "dtype_plan": True}, "dtype_plan=True is a field that jmat does not know"),
+    (
+        "bert",
+        {"add_cross_attention": True, "is_decoder": True},
+        "add_cross_attention=True is not implemented",
+    ),
+    (
+        "bert",
+        {"layer_norm_eps": None, "dtype_plan": True},
+        "dtype_plan=True is a field that jmat does not know",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("family", "fields", "message"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("family", "fields", "message"), REFUSED, ids=lambda value: str(value)[:40]
+)
 def test_every_field_that_is_not_implemented_is_refused_by_name(family, fields, message, tmp_path):
     getattr(transformers, CASES[family].config)(**CASES[family].fields).save_pretrained(tmp_path)
     hf.rewrite_config(tmp_path, **fields)
@@ -234,7 +286,9 @@ def test_every_field_that_is_not_implemented_is_refused_by_name(family, fields, 
 def test_what_follows_from_a_malformed_field_is_not_reported(tmp_path):
     transformers.GPT2Config(**CASES["gpt2"].fields).save_pretrained(tmp_path)
     hf.rewrite_config(tmp_path, n_embd="24")
-    with pytest.raises(ValueError, match=r"config\.json: n_embd='24' should be a whole number above 0\.$"):
+    with pytest.raises(
+        ValueError, match=r"config\.json: n_embd='24' should be a whole number above 0\.$"
+    ):
         load_model(tmp_path)
 
 
@@ -250,7 +304,9 @@ def test_all_refused_fields_are_reported_together(tmp_path):
 
 def test_a_git_lfs_pointer_says_so(gpt2, tmp_path):
     hf.rewrite(tmp_path, gpt2)
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (tmp_path / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
     with pytest.raises(ValueError, match="git lfs pull"):
         load_model(tmp_path)
 
@@ -271,7 +327,12 @@ def test_sizes_are_held_against_the_file_before_memory_is_taken(gpt2, tmp_path):
             load_model(tmp_path)
 
     hf.rewrite(tmp_path, gpt2)
-    for fields in ({"n_embd": 60_000}, {"n_embd": 2**28}, {"vocab_size": 2**31 - 1}, {"n_inner": 2**31 - 1}):
+    for fields in (
+        {"n_embd": 60_000},
+        {"n_embd": 2**28},
+        {"vocab_size": 2**31 - 1},
+        {"n_inner": 2**31 - 1},
+    ):
         hf.rewrite_config(tmp_path, **{"n_embd": 16, "vocab_size": 37, "n_inner": None, **fields})
         assert peak_of(refused) < 20_000_000
 
@@ -284,13 +345,17 @@ def test_a_config_of_any_size_is_one_sentence(size, tmp_path):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize(
+    "name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"]
+)
 @pytest.mark.parametrize("beside_a_model", [True, False])
 def test_an_adapter_in_the_folder_is_refused(gpt2, name, beside_a_model, tmp_path):
     if beside_a_model:
         hf.rewrite(tmp_path, gpt2)
     (tmp_path / name).write_text("{}")
-    with pytest.raises(ValueError, match=rf"holds an adapter, .*\({name}\).* merge it into its model first"):
+    with pytest.raises(
+        ValueError, match=rf"holds an adapter, .*\({name}\).* merge it into its model first"
+    ):
         load_model(tmp_path)
 
 
@@ -298,12 +363,19 @@ def test_a_pickle_that_announces_more_than_it_holds_is_refused(gpt2, tmp_path):
     gpt2.config.save_pretrained(tmp_path)
     path = tmp_path / "pytorch_model.bin"
     torch.save({"transformer.wte.weight": torch.zeros(1, 1).expand(2**20, 2**20)}, path)
-    with pytest.raises(ValueError, match=r"announces the shape \(1048576, 1048576\), and holds 4 bytes"):
+    with pytest.raises(
+        ValueError, match=r"announces the shape \(1048576, 1048576\), and holds 4 bytes"
+    ):
         load_model(tmp_path)
     torch.save({"transformer.wte.weight": torch.zeros(1 << 20)}, path)
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as compressed:
+    with (
+        zipfile.ZipFile(path) as archive,
+        zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as compressed,
+    ):
         for part in archive.infolist():
             compressed.writestr(part.filename, archive.read(part))
     (tmp_path / "new").rename(path)
-    with pytest.raises(ValueError, match=r"is corrupt or holds more than tensors \(.* is compressed\)"):
+    with pytest.raises(
+        ValueError, match=r"is corrupt or holds more than tensors \(.* is compressed\)"
+    ):
         load_model(tmp_path)

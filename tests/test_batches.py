@@ -11,16 +11,25 @@ from tests.splits import make_split, realistic
 @pytest.mark.parametrize("row_multiple", [1, 4])
 @pytest.mark.parametrize("positions_per_sentence", [1, 3])
 @pytest.mark.parametrize("num", [2, 37, 800])
-def test_every_example_is_in_one_batch_with_its_sentence(num, cut, row_multiple, positions_per_sentence):
+def test_every_example_is_in_one_batch_with_its_sentence(
+    num, cut, row_multiple, positions_per_sentence
+):
     lengths = realistic(num).lengths
     generator = np.random.default_rng(1)
-    rows = np.repeat(np.arange(num), np.minimum(generator.integers(0, positions_per_sentence + 1, num), lengths))
+    rows = np.repeat(
+        np.arange(num), np.minimum(generator.integers(0, positions_per_sentence + 1, num), lengths)
+    )
     rows = generator.permutation(rows) if positions_per_sentence > 1 else np.arange(num)
     positions = generator.integers(0, lengths[rows])
     split = make_split(lengths, positions, rows)
     seen = []
     for batch in padded_batches(
-        split, cut_after_position=cut, max_length=512, tokens_per_batch=1024, row_multiple=row_multiple, pad_id=7
+        split,
+        cut_after_position=cut,
+        max_length=512,
+        tokens_per_batch=1024,
+        row_multiple=row_multiple,
+        pad_id=7,
     ):
         B, T = batch.tokens.shape
         assert B % row_multiple == 0
@@ -38,13 +47,20 @@ def test_every_example_is_in_one_batch_with_its_sentence(num, cut, row_multiple,
             start = split.starts[row]
             seen.append(example)
             assert batch.read_at[b, p] == split.positions[example]
-            assert length == (split.positions[split.rows == row].max() + 1 if cut else split.lengths[row])
-            np.testing.assert_array_equal(batch.tokens[b, :length], split.tokens[start : start + length])
+            assert length == (
+                split.positions[split.rows == row].max() + 1 if cut else split.lengths[row]
+            )
+            np.testing.assert_array_equal(
+                batch.tokens[b, :length], split.tokens[start : start + length]
+            )
     assert sorted(seen) == list(range(split.num_examples))
 
 
 def test_only_the_last_batch_has_empty_rows():
-    full = [(batch.examples >= 0).any(1).all() for batch in padded_batches(realistic(1000), cut_after_position=False)]
+    full = [
+        (batch.examples >= 0).any(1).all()
+        for batch in padded_batches(realistic(1000), cut_after_position=False)
+    ]
     assert all(full[:-1])
     (only,) = padded_batches(make_split([5, 9, 3]), cut_after_position=False, row_multiple=2)
     assert only.tokens.shape == (4, 16)  # few sentences: no more rows than they need
@@ -55,11 +71,13 @@ def test_only_the_last_batch_has_empty_rows():
 def test_shapes_are_few_and_within_the_model():
     lengths = np.random.default_rng(0).integers(1, 1001, 6000)
     shapes = {
-        batch.tokens.shape for batch in padded_batches(make_split(lengths), cut_after_position=False, max_length=1000)
+        batch.tokens.shape
+        for batch in padded_batches(make_split(lengths), cut_after_position=False, max_length=1000)
     }
     assert len({T for _, T in shapes}) == len(shapes) <= 24
     assert max(T for _, T in shapes) == 1000
-    rest = padded_batches(make_split([60] * 100 + [3] * 50), cut_after_position=False)  # the last shape holds the rest
+    # the last shape holds the rest
+    rest = padded_batches(make_split([60] * 100 + [3] * 50), cut_after_position=False)
     assert [batch.tokens.shape for batch in rest] == [(64, 64)] * 3
 
 
@@ -67,7 +85,9 @@ def test_little_is_padding():
     split = realistic(9000)
     waste = padding_waste(split, cut_after_position=False)
     plan = padded_batches(split, cut_after_position=False)
-    assert waste == pytest.approx(1 - split.lengths.sum() / sum(batch.tokens.size for batch in plan))
+    assert waste == pytest.approx(
+        1 - split.lengths.sum() / sum(batch.tokens.size for batch in plan)
+    )
     assert 0 < waste < 0.15
     # Cut sentences are half as long, so that rounding up to 8 weighs more.
     assert padding_waste(split, cut_after_position=True) < 0.25
@@ -84,15 +104,21 @@ def test_text_longer_than_the_positions_is_refused_at_once():
 @pytest.mark.parametrize("row_multiple", [1, 4])
 @pytest.mark.parametrize("positions_per_sentence", [1, 3])
 @pytest.mark.parametrize("num", [1, 37, 800])
-def test_packed_rows_hold_every_example_with_its_sentence(num, cut, row_multiple, positions_per_sentence):
+def test_packed_rows_hold_every_example_with_its_sentence(
+    num, cut, row_multiple, positions_per_sentence
+):
     lengths = realistic(num).lengths
     generator = np.random.default_rng(1)
-    rows = np.repeat(np.arange(num), np.minimum(generator.integers(1, positions_per_sentence + 1, num), lengths))
+    rows = np.repeat(
+        np.arange(num), np.minimum(generator.integers(1, positions_per_sentence + 1, num), lengths)
+    )
     rows = generator.permutation(rows)
     positions = generator.integers(0, lengths[rows])
     split = make_split(lengths, positions, rows)
     seen = []
-    for batch in packed(split, cut_after_position=cut, tokens_per_batch=1024, row_multiple=row_multiple, pad_id=7):
+    for batch in packed(
+        split, cut_after_position=cut, tokens_per_batch=1024, row_multiple=row_multiple, pad_id=7
+    ):
         B, T = batch.tokens.shape
         assert B % row_multiple == 0
         assert B * T <= 1024 or row_multiple == B
@@ -107,7 +133,9 @@ def test_packed_rows_hold_every_example_with_its_sentence(num, cut, row_multiple
             seen.append(example)
             assert batch.positions[b, place] == split.positions[example]
             np.testing.assert_array_equal(batch.positions[b, mine], np.arange(length))
-            np.testing.assert_array_equal(batch.tokens[b, mine], split.tokens[start : start + length])
+            np.testing.assert_array_equal(
+                batch.tokens[b, mine], split.tokens[start : start + length]
+            )
             np.testing.assert_array_equal(np.diff(mine), 1)  # in one piece
     assert sorted(seen) == list(range(split.num_examples))
 
@@ -121,7 +149,8 @@ def test_packed_rows_are_nearly_full_and_of_few_shapes():
         assert len({(batch.tokens.shape, batch.examples.shape) for batch in plan}) <= 4
     (only,) = packed(make_split([5, 9, 3]), cut_after_position=False)
     assert only.tokens.shape == (1, 24)  # no more than they need
-    tiny = packed(make_split([1] * 500), cut_after_position=False)  # many examples a row would make room in all rows
+    # many examples a row would make room in all rows
+    tiny = packed(make_split([1] * 500), cut_after_position=False)
     assert max(batch.examples.shape[1] for batch in tiny) == 16
     with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
         packed(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)

@@ -1,4 +1,6 @@
-"""The benchmark runs, its contenders compute the same things, and costs on paper are those of real arrays."""
+"""The benchmark runs, its contenders compute the same things, and costs on paper are
+those of real arrays.
+"""
 
 import json
 
@@ -11,7 +13,13 @@ from flax import nnx
 
 from experiments.benchmarking import maps, memory, rivals
 from experiments.benchmarking.peak import matmul_chain
-from experiments.benchmarking.rows import Goal, format_errors, format_ratios, missing_row, paired_row
+from experiments.benchmarking.rows import (
+    Goal,
+    format_errors,
+    format_ratios,
+    missing_row,
+    paired_row,
+)
 from experiments.benchmarking.setup import (
     Bench,
     random_model,
@@ -43,7 +51,7 @@ def saved(tmp_path_factory):
     return folder, random_model("tiny", folder, dtype="float32")
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -51,7 +59,16 @@ def test_script_measures_every_part(tmp_path):
     printed, _ = run("benchmark", "--shape=tiny", "--smoke", "--repeats=1", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
     by_part = {row["map"] for row in rows}
-    assert by_part == {"streaming", "cost", "capture", "early_exit", "suite", "fit", "linearity", "condition"}
+    assert by_part == {
+        "streaming",
+        "cost",
+        "capture",
+        "early_exit",
+        "suite",
+        "fit",
+        "linearity",
+        "condition",
+    }
     assert {row["map"] for row in rows if "goal" in row} == by_part - {"cost"}
     assert not any("met" in row for row in rows)  # so small sizes say nothing
     assert "MISSED" not in printed
@@ -60,7 +77,9 @@ def test_script_measures_every_part(tmp_path):
     seconds = {(row["map"], row["of"]): row for row in rows if row["metric"] == "seconds"}
     ratios = {row["map"]: row for row in rows if row["metric"] == "ratio"}
     for part, other in (("fit", "scikit-learn"), ("linearity", "SVD per pair")):
-        per_pair = [seconds[part, name]["value"] / seconds[part, name]["pairs"] for name in (other, "jmat")]
+        per_pair = [
+            seconds[part, name]["value"] / seconds[part, name]["pairs"] for name in (other, "jmat")
+        ]
         assert ratios[part]["value"] == pytest.approx(per_pair[0] / per_pair[1])
     config = json.loads((tmp_path / "results.json").read_text())["config"]
     assert (config["shape"], config["num_fit"], config["positions"]) == ("tiny", 200, 500)
@@ -72,7 +91,7 @@ def test_script_refuses_unknown_parts(tmp_path):
     assert "linearity" in said
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def test_a_miss_is_shown_as_a_miss():
@@ -84,7 +103,9 @@ def test_a_miss_is_shown_as_a_miss():
     reached = paired_row("fit", taken, "other", Goal(4, at_most=True), scale=2)
     assert reached["met"]
     absent = missing_row("capture", "ratio", Goal(1.1), "torch is not installed.")
-    lines = format_ratios([missed, reached, absent, {"map": "fit", "metric": "seconds", "value": 1.0}]).splitlines()
+    lines = format_ratios(
+        [missed, reached, absent, {"map": "fit", "metric": "seconds", "value": 1.0}]
+    ).splitlines()
     assert len(lines) == 4
     assert lines[1].endswith("MISSED")
     assert lines[2].endswith("yes")
@@ -108,7 +129,7 @@ def test_matmul_chain_counts_its_work(dtype):
     assert flops == 2 * (8 * 3 * 5 + 2 * 4 * 6)
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 def test_random_sentences_have_the_lengths_of_sentences():
@@ -136,7 +157,8 @@ def test_transformers_reads_the_same_streams(saved, attention):
     ours = capture(model, split, stream_sites(L), tokens_per_batch=256)
     batches = reading_batches(TINY, split, 256, alone=True)
     theirs = rivals.torch_streams(folder, batches, attention, "float32")()
-    for site, stream in list(zip(ours, theirs, strict=True))[:-1]:  # transformers' last one is normed
+    # transformers' last one is normed
+    for site, stream in list(zip(ours, theirs, strict=True))[:-1]:
         np.testing.assert_allclose(ours[site], stream, atol=1e-5)
 
 
@@ -149,7 +171,9 @@ def test_every_way_to_linearity_and_to_maps_agrees():
         X, Y = (torch.from_numpy(streams[k]) for k in (i, j))
         assert scores[i, j] == pytest.approx(rivals.svd_linearity(X, Y), abs=1e-4)
         theirs = maps.predictions(streams[i], rivals.sklearn_map(streams[i], streams[j]))
-        assert maps.relative(maps.predictions(streams[i], np.asarray(fitted[i, j].W)), theirs) < 1e-4
+        assert (
+            maps.relative(maps.predictions(streams[i], np.asarray(fitted[i, j].W)), theirs) < 1e-4
+        )
     assert scores[0, L] < scores[0, 1] < 0.9999
 
 
@@ -157,7 +181,10 @@ def test_hard_problem_is_as_hard_as_it_says():
     X, Y = maps.hard_problem(400, 50, 1e4, noise=0.0)
     assert np.linalg.cond(X.astype(np.float64)) == pytest.approx(1e4, rel=0.05)
     exact = maps.predictions(X, np.linalg.lstsq(X.astype(np.float64), Y.astype(np.float64))[0])
-    errors = {name: maps.relative(maps.predictions(X, W), exact) for name, W in maps.solutions(X, Y).items()}
+    errors = {
+        name: maps.relative(maps.predictions(X, W), exact)
+        for name, W in maps.solutions(X, Y).items()
+    }
     assert errors["jmat moments, float64"] < 1e-8
     assert errors["jmat QR, float32"] < 1e-4
     assert not errors["float32 normal equations"] < 1e-2
@@ -168,21 +195,39 @@ def test_outlier_coordinates_cost_lstsq_its_digits_and_qr_none(saved, monkeypatc
     spread = X.std(0)
     assert (spread[:3] > 1000).all()
     assert (spread[3:] < 2).all()
-    monkeypatch.setattr(maps, "CONDITIONS", (1e3,))  # of one shape with the other problem: nothing is compiled twice
-    monkeypatch.setattr(maps, "hard_problem", lambda N, D, condition, noise: maps.outlier_problem(4000, D, noise))
+    # of one shape with the other problem: nothing is compiled twice
+    monkeypatch.setattr(maps, "CONDITIONS", (1e3,))
+    monkeypatch.setattr(
+        maps, "hard_problem", lambda N, D, condition, noise: maps.outlier_problem(4000, D, noise)
+    )
     folder, model = saved
     few = random_sentences(2, TINY.vocab_size, seed=0)
     bench = Bench(
-        model, folder, "float32", few, few, num_fit=4000, positions=1, tokens_per_batch=1, sampled=1, repeats=1
+        model,
+        folder,
+        "float32",
+        few,
+        few,
+        num_fit=4000,
+        positions=1,
+        tokens_per_batch=1,
+        sampled=1,
+        repeats=1,
     )
     rows = maps.condition_rows(bench)
-    errors = {row["method"]: row["value"] for row in rows if row.get("outliers") == 3 and row["noise"] == 0.1}
+    errors = {
+        row["method"]: row["value"]
+        for row in rows
+        if row.get("outliers") == 3 and row["noise"] == 0.1
+    }
     assert errors["jnp.linalg.lstsq"] > 0.5  # its cut-off, eps N, leaves the outliers alone
     assert 1e-5 < errors["jnp.linalg.lstsq, rcond=0"] < 5e-3
     assert errors["jmat QR, float32"] < 2e-6
     assert errors["jmat moments, float64"] < 1e-9
     verdict = next(row for row in rows if row["metric"] == "error of 3 x 3000")
-    both = [row["value"] for row in rows if row.get("outliers") and row["method"] == verdict["jmat"]]
+    both = [
+        row["value"] for row in rows if row.get("outliers") and row["method"] == verdict["jmat"]
+    ]
     assert verdict["value"] == max(both)
     table = format_errors([row for row in rows if row["metric"] == "prediction_error"]).splitlines()
     assert table[0].split()[-4:] == ["1e+03", "3", "x", "3000"]
@@ -190,7 +235,7 @@ def test_outlier_coordinates_cost_lstsq_its_digits_and_qr_none(saved, monkeypatc
     assert line.split()[-1] == f"{errors['jnp.linalg.lstsq, rcond=0']:.1e}"
 
 
-# --- cost on paper ----------------------------------------------------------------------------------------------------
+# --- cost on paper --------------------------------------------------------------------------------
 
 
 def test_work_on_paper_is_what_the_compiler_counts():
@@ -211,13 +256,20 @@ def test_bytes_on_paper_are_those_of_the_arrays(saved, targets):
     _, model = saved
     assert cost.parameter_count(TINY) == sum(leaf.size for leaf in parameters(model).values())
     streams = stream_sites(L)
-    pairs = [pair for pair in step_pairs(L, all_pairs=True) if targets == "all" or pair[1] == streams[-1]]
+    pairs = [
+        pair for pair in step_pairs(L, all_pairs=True) if targets == "all" or pair[1] == streams[-1]
+    ]
     moments = zeros(pairs, dict.fromkeys(streams, D))
-    assert cost.statistics_bytes(TINY, targets) == sum(leaf.nbytes for leaf in jax.tree.leaves(moments))
+    assert cost.statistics_bytes(TINY, targets) == sum(
+        leaf.nbytes for leaf in jax.tree.leaves(moments)
+    )
 
 
 def test_cost_scales_with_chips_and_targets():
-    one, many = (cost.streaming_cost(TINY, 10_000, cost.Machine("", 1e12, 1e11, 1e9, chips=chips)) for chips in (1, 4))
+    one, many = (
+        cost.streaming_cost(TINY, 10_000, cost.Machine("", 1e12, 1e11, 1e9, chips=chips))
+        for chips in (1, 4)
+    )
     assert many.seconds["capture"] == pytest.approx(one.seconds["capture"] / 4)
     assert many.seconds["statistics"] == pytest.approx(one.seconds["statistics"] / 4)
     assert many.seconds["fit"] == one.seconds["fit"]

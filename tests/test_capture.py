@@ -1,4 +1,6 @@
-"""Captured activations equal a plain forward pass, whatever the batching, devices and padding."""
+"""Captured activations equal a plain forward pass, whatever the batching, devices and
+padding.
+"""
 
 import jax
 import numpy as np
@@ -36,7 +38,10 @@ def few(split, count, positions=2):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_gpt2(gpt2, gpt2_examples, devices):
-    split, keep = few(gpt2_examples.eval, 20), ("embed", "block.1.attn", "block.2.ffn.in", "block.3")
+    split, keep = (
+        few(gpt2_examples.eval, 20),
+        ("embed", "block.1.attn", "block.2.ffn.in", "block.3"),
+    )
     got = capture(gpt2, split, keep, tokens_per_batch=256, devices=jax.devices()[:devices])
     want = one_by_one(gpt2, split, keep)
     for site in keep:
@@ -83,7 +88,11 @@ def test_nan_is_named(gpt2, gpt2_examples):
 
 def test_tokens_and_lengths_are_checked(gpt2):
     def of(tokens):
-        part = Split(tokens=tokens, lengths=np.array([len(tokens)], np.int32), positions=np.array([0], np.int32))
+        part = Split(
+            tokens=tokens,
+            lengths=np.array([len(tokens)], np.int32),
+            positions=np.array([0], np.int32),
+        )
         return Examples(fit=part, eval=part)
 
     check_examples(of(np.zeros(128, np.int32)), gpt2.config)
@@ -104,7 +113,9 @@ def test_activations_are_a_pytree(gpt2, gpt2_examples):
     np.testing.assert_array_equal(doubled.position, split.positions)
     means = jax.jit(lambda acts: jax.tree.map(lambda values: values.mean(0), acts))(acts)
     np.testing.assert_allclose(means["block.1"], acts["block.1"].mean(0), atol=1e-5)
-    assert [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(acts)] == [
+    assert [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(acts)
+    ] == [
         "['block.1']",
         "['embed']",
     ]

@@ -1,4 +1,6 @@
-"""Checkpoints of every kind load and match transformers, or are refused in one clear sentence; and back again."""
+"""Checkpoints of every kind load and match transformers, or are refused in one clear
+sentence; and back again.
+"""
 
 import errno
 import json
@@ -48,15 +50,19 @@ def assert_same_logits(model, torch_model, atol=1e-4):
     np.testing.assert_allclose(logits(model), expected, rtol=0, atol=atol)
 
 
-# --- file formats -----------------------------------------------------------------------------------------------------
+# --- file formats ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_files_of_every_float_dtype_load(torch_model, dtype, tmp_path):
-    hf.rewrite(tmp_path, torch_model, lambda t: {k: v.to(getattr(torch, dtype)) for k, v in t.items()})
+    hf.rewrite(
+        tmp_path, torch_model, lambda t: {k: v.to(getattr(torch, dtype)) for k, v in t.items()}
+    )
     model = load_model(tmp_path)
     assert {value.dtype for value in parameters(model).values()} == {jnp.dtype("float32")}
-    reference = type(torch_model).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    reference = type(torch_model).from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
     assert_same_logits(model, reference)
     halves = load_model(tmp_path, dtype="bfloat16")
     assert {value.dtype for value in parameters(halves).values()} == {jnp.dtype("bfloat16")}
@@ -74,25 +80,43 @@ def test_pytorch_pickles_load(torch_model, kind, mapped_bytes, tmp_path, monkeyp
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", mapped_bytes)
     torch_model.config.save_pretrained(tmp_path)
     # A Parameter, a transposed view and a slice of something larger: what training scripts save.
-    state = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in torch_model.state_dict().items()}
-    state = {n: t.detach().T.contiguous().T if t.ndim == 2 else torch.stack([t, t])[1] for n, t in state.items()}
+    state = {
+        name: torch.nn.Parameter(tensor.clone())
+        for name, tensor in torch_model.state_dict().items()
+    }
+    state = {
+        n: t.detach().T.contiguous().T if t.ndim == 2 else torch.stack([t, t])[1]
+        for n, t in state.items()
+    }
     if kind == "shards":
         names = list(state)
         files = {f"pytorch_model-{i + 1:05}-of-00003.bin": names[i::3] for i in range(3)}
         for file, part in files.items():
             torch.save({name: state[name] for name in part}, tmp_path / file)
         weight_map = {name: file for file, part in files.items() for name in part}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        (tmp_path / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"weight_map": weight_map})
+        )
     else:
-        state = {name: tensor.bfloat16() if kind == "bfloat16" else tensor for name, tensor in state.items()}
-        torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=kind != "legacy")
+        state = {
+            name: tensor.bfloat16() if kind == "bfloat16" else tensor
+            for name, tensor in state.items()
+        }
+        torch.save(
+            state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=kind != "legacy"
+        )
     assert_same_logits(load_model(tmp_path), torch_model, atol=0.2 if kind == "bfloat16" else 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_some_rows_of_a_tensor_are_read_and_compared_alone(gpt2, kind, tmp_path):
     table = gpt2.state_dict()["transformer.wte.weight"]
-    tensors = {"a": table.clone(), "same": table.clone(), "other": table.clone(), "scalar": torch.tensor(2.0)}
+    tensors = {
+        "a": table.clone(),
+        "same": table.clone(),
+        "other": table.clone(),
+        "scalar": torch.tensor(2.0),
+    }
     tensors["other"][36, 15] += 1
     if kind == "bin":
         torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -121,8 +145,12 @@ class Malicious:
 def test_a_pickle_runs_no_code(gpt2, tmp_path, new):
     gpt2.config.save_pretrained(tmp_path)
     target = tmp_path / "pytorch_model.bin"
-    torch.save({"wte.weight": Malicious(tmp_path / "run")}, target, _use_new_zipfile_serialization=new)
-    with pytest.raises(ValueError, match=r"holds more than tensors .*it was not loaded, and no code of it was run"):
+    torch.save(
+        {"wte.weight": Malicious(tmp_path / "run")}, target, _use_new_zipfile_serialization=new
+    )
+    with pytest.raises(
+        ValueError, match=r"holds more than tensors .*it was not loaded, and no code of it was run"
+    ):
         load_model(tmp_path)
     assert not (tmp_path / "run").exists()
     torch.load(target, weights_only=False)  # it would have run
@@ -142,22 +170,29 @@ def test_without_torch_a_pickle_is_one_sentence_and_safetensors_load(gpt2, tmp_p
     monkeypatch.setitem(sys.modules, "torch", None)
     gpt2.config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
-    with pytest.raises(ValueError, match=r"install torch, or, where torch is, .*save_pretrained") as caught:
+    with pytest.raises(
+        ValueError, match=r"install torch, or, where torch is, .*save_pretrained"
+    ) as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "pytorch_model.bin").unlink()
 
 
-# --- key styles -------------------------------------------------------------------------------------------------------
+# --- key styles -----------------------------------------------------------------------------------
 
 
 def without_prefix(tensors):
-    return {name.removeprefix("transformer.").removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    return {
+        name.removeprefix("transformer.").removeprefix("bert."): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def with_old_norms(tensors):
     def old(name):
-        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
 
     return {old(name): tensor for name, tensor in tensors.items()}
 
@@ -166,8 +201,15 @@ def with_buffers(tensors):
     """What older versions of transformers stored besides the weights."""
     if "transformer.wte.weight" not in tensors:
         return tensors | {"bert.embeddings.position_ids": torch.arange(16)[None]}
-    buffers = {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8) for i in range(2)}
-    return tensors | buffers | {f"transformer.h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    buffers = {
+        f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8)
+        for i in range(2)
+    }
+    return (
+        tensors
+        | buffers
+        | {f"transformer.h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    )
 
 
 def with_head_stored_too(tensors):
@@ -179,7 +221,13 @@ def with_head_stored_too(tensors):
 
 @pytest.mark.parametrize(
     "change",
-    [without_prefix, with_old_norms, with_buffers, with_head_stored_too, lambda t: without_prefix(with_buffers(t))],
+    [
+        without_prefix,
+        with_old_norms,
+        with_buffers,
+        with_head_stored_too,
+        lambda t: without_prefix(with_buffers(t)),
+    ],
 )
 def test_every_style_of_keys_loads(torch_model, change, tmp_path):
     model = load_model(hf.rewrite(tmp_path, torch_model, change))
@@ -200,7 +248,9 @@ def test_a_head_that_differs_from_the_embedding_is_not_tied(torch_model, tmp_pat
 
     model = load_model(hf.rewrite(tmp_path, torch_model, untie))
     assert not model.config.tied_head
-    assert_same_logits(model, type(torch_model).from_pretrained(tmp_path, attn_implementation="eager"))
+    assert_same_logits(
+        model, type(torch_model).from_pretrained(tmp_path, attn_implementation="eager")
+    )
     save_model(tmp_path / "again", model)
     np.testing.assert_array_equal(logits(load_model(tmp_path / "again")), logits(model))
 
@@ -234,10 +284,12 @@ def test_what_each_class_of_transformers_saves_loads(name, has_head, tmp_path):
     x, _ = jmat.run(model, TOKENS)
     with torch.no_grad():
         expected = torch_model.base_model(torch.tensor(TOKENS))[0].numpy()
-    np.testing.assert_allclose(x if model.final_norm is None else model.final_norm(x), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        x if model.final_norm is None else model.final_norm(x), expected, rtol=0, atol=1e-4
+    )
 
 
-# --- saving -----------------------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -255,7 +307,10 @@ def test_a_saved_model_loads_in_transformers_and_here(family, tied, tmp_path):
     assert not about["unexpected_keys"]
     assert_same_logits(model, again)
     np.testing.assert_array_equal(logits(load_model(tmp_path / "ours")), logits(model))
-    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -291,7 +346,7 @@ def test_a_full_disk_leaves_what_was_there(gpt2, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model.safetensors"]
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 MEASURE = """
 import pathlib, sys, jax, numpy
@@ -316,11 +371,20 @@ print((peak() - before) / sum(value.nbytes for value in parameters(model).values
 def test_loading_peaks_at_little_more_than_the_weights(kind):
     config = transformers.GPT2Config(n_layer=6)  # 328 MB, half of it the embedding
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in transformers.GPT2LMHeadModel(config).state_dict().items()}
-    tensors = {name: torch.full(shape, 0.5) for name, shape in shapes.items() if name != "lm_head.weight"}
+        shapes = {
+            name: value.shape
+            for name, value in transformers.GPT2LMHeadModel(config).state_dict().items()
+        }
+    tensors = {
+        name: torch.full(shape, 0.5) for name, shape in shapes.items() if name != "lm_head.weight"
+    }
     if kind == "tied":
         tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(jmat.__file__).parents[1])}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(pathlib.Path(jmat.__file__).parents[1]),
+    }
     with tempfile.TemporaryDirectory() as folder:  # not pytest's, which stay
         config.save_pretrained(folder)
         if kind == "bin":
@@ -328,6 +392,8 @@ def test_loading_peaks_at_little_more_than_the_weights(kind):
         else:
             safetensors.torch.save_file(tensors, f"{folder}/model.safetensors")
         command = [sys.executable, "-c", MEASURE, folder, kind]
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        child = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
     assert child.returncode == 0, child.stderr
     assert float(child.stdout) < 1.3

@@ -1,4 +1,6 @@
-"""Tokenizers of checkpoints are what their files say: tokenizer.json, vocabularies alone, SentencePiece by any name."""
+"""Tokenizers of checkpoints are what their files say: tokenizer.json, vocabularies
+alone, SentencePiece by any name.
+"""
 
 import dataclasses
 import importlib.util
@@ -8,7 +10,15 @@ import sys
 import types
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer
 
 import jmat
@@ -20,7 +30,13 @@ from tests import llama_tokenizer
 from tests.test_load import fake_hub
 from tests.test_reference import REFERENCE
 
-TEXT = ["Return the sum of two arrays", "The ﬁrst ＡＢＣ of the file", "Hello World", "x = 10 and", "it's e\u0301"] * 20
+TEXT = [
+    "Return the sum of two arrays",
+    "The ﬁrst ＡＢＣ of the file",
+    "Hello World",
+    "x = 10 and",
+    "it's e\u0301",
+] * 20
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 ALPHABET = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "vocab_size": 330}
@@ -43,7 +59,12 @@ def made():
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = (models.BPE(), trainers.BpeTrainer, byte_level)
     piece, piece_trainer = models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer
-    unigram = {"special_tokens": ROBERTA, "vocab_size": 120, "unk_token": "<unk>", "normalizer": normalizers.NFKC()}
+    unigram = {
+        "special_tokens": ROBERTA,
+        "vocab_size": 120,
+        "unk_token": "<unk>",
+        "normalizer": normalizers.NFKC(),
+    }
     return {
         "word level": train(
             models.WordLevel(unk_token="[UNK]"),
@@ -51,17 +72,30 @@ def made():
             pre_tokenizers.WhitespaceSplit(),
             special_tokens=BERT,
         ),
-        "cased": train(piece, piece_trainer, pre_tokenizers.Whitespace(), special_tokens=BERT, vocab_size=300),
-        "lower-cased": train(*bpe, normalizer=normalizers.Lowercase(), decoder=decoders.ByteLevel(), **ALPHABET),
-        "byte level": train(*bpe, special_tokens=["<|endoftext|>", *ROBERTA], decoder=decoders.ByteLevel(), **ALPHABET),
-        "unigram": train(models.Unigram(), trainers.UnigramTrainer, pre_tokenizers.Metaspace(), **unigram),
+        "cased": train(
+            piece, piece_trainer, pre_tokenizers.Whitespace(), special_tokens=BERT, vocab_size=300
+        ),
+        "lower-cased": train(
+            *bpe, normalizer=normalizers.Lowercase(), decoder=decoders.ByteLevel(), **ALPHABET
+        ),
+        "byte level": train(
+            *bpe,
+            special_tokens=["<|endoftext|>", *ROBERTA],
+            decoder=decoders.ByteLevel(),
+            **ALPHABET,
+        ),
+        "unigram": train(
+            models.Unigram(), trainers.UnigramTrainer, pre_tokenizers.Metaspace(), **unigram
+        ),
     }
 
 
 def write(folder, model_type, files, config=None):
     """Writes files of a tokenizer, and a config.json that says no more than the family."""
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-    for name, content in (files | ({} if config is None else {"tokenizer_config.json": json.dumps(config)})).items():
+    for name, content in (
+        files | ({} if config is None else {"tokenizer_config.json": json.dumps(config)})
+    ).items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
 
@@ -87,7 +121,11 @@ CASES = [  # tokenizer, family, class in tokenizer_config.json
 @pytest.mark.parametrize(("name", "family", "named"), CASES)
 def test_the_file_decides_and_not_the_class(made, name, family, named, tmp_path):
     truth = made[name]
-    config = None if named is None else {"tokenizer_class": named, "do_lower_case": True, "add_prefix_space": True}
+    config = (
+        None
+        if named is None
+        else {"tokenizer_class": named, "do_lower_case": True, "add_prefix_space": True}
+    )
     write(tmp_path, family, {"tokenizer.json": truth.to_str()}, config)
     tokenizer = load_tokenizer(tmp_path)
     for text in TEXT[:5]:
@@ -101,7 +139,8 @@ def test_special_tokens_have_their_names_from_the_family_if_no_file_says_them(ma
     assert load_tokenizer(tmp_path).mask_token_id == 4
     write(tmp_path, "gpt2", {"tokenizer.json": made["word level"].to_str()})
     toy = load_tokenizer(tmp_path)
-    assert (toy.bos_token, len(toy)) == (None, made["word level"].get_vocab_size())  # none is added to the vocabulary
+    # none is added to the vocabulary
+    assert (toy.bos_token, len(toy)) == (None, made["word level"].get_vocab_size())
     write(tmp_path, "gpt2", {"tokenizer.json": made["byte level"].to_str()})
     assert load_tokenizer(tmp_path).eos_token_id == 0
     write(tmp_path, "gpt2", {"special_tokens_map.json": json.dumps({"eos_token": "</s>"})})
@@ -110,12 +149,16 @@ def test_special_tokens_have_their_names_from_the_family_if_no_file_says_them(ma
     assert load_tokenizer(tmp_path).bos_token == "<s>"
 
 
-@pytest.mark.parametrize("config", [{}, {"add_bos_token": True, "add_eos_token": False}, {"add_bos_token": False}])
+@pytest.mark.parametrize(
+    "config", [{}, {"add_bos_token": True, "add_eos_token": False}, {"add_bos_token": False}]
+)
 @pytest.mark.parametrize("around", [{}, {"bos": False}, {"eos": True}], ids=["bos", "none", "both"])
 def test_llama_has_the_ids_of_transformers(around, config, tmp_path):
-    """A thousand lines, special tokens included; what tokenizer.json puts around a text counts, as in transformers.
+    """A thousand lines, special tokens included; what tokenizer.json puts around a text
+    counts, as in transformers.
 
-    Only behind a special token that a text spells out transformers' class departs from the file.
+    Only behind a special token that a text spells out transformers' class departs from
+    the file.
     """
     truth = llama_tokenizer.llama(**around)
     folder = llama_tokenizer.save(truth, tmp_path, **config)
@@ -140,7 +183,12 @@ def bpe_files(tokenizer):
         ("gpt_neo", None, [], []),
         ("gpt_neox", None, [], []),
         ("qwen2", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>"}, [], []),
-        ("opt", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "bos_token": "</s>"}, ["</s>"], []),
+        (
+            "opt",
+            {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "bos_token": "</s>"},
+            ["</s>"],
+            [],
+        ),
         ("roberta", None, ["<s>"], ["</s>"]),
         ("roberta", {"tokenizer_class": "RobertaTokenizer"}, ["<s>"], ["</s>"]),
     ],
@@ -165,7 +213,20 @@ def test_a_vocabulary_with_merges_is_a_tokenizer(made, family, config, before, a
     ],
 )
 def test_a_list_of_word_pieces_is_a_tokenizer(config, names, end, tmp_path):
-    words = ["[PAD]", "x", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "return", "the", "sum", "##s", "Return", "na"]
+    words = [
+        "[PAD]",
+        "x",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "return",
+        "the",
+        "sum",
+        "##s",
+        "Return",
+        "na",
+    ]
     write(tmp_path, "bert", {"vocab.txt": end.join(words) + end}, config)
     tokenizer = load_tokenizer(tmp_path)
     text = "Return the Sums naïve" if config is None else "Return the Sums na"
@@ -186,7 +247,12 @@ def test_a_text_always_becomes_the_same_tokens(made, tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is not valid JSON"), ("[]", "holds a list"), ("null", "holds a NoneType"), ("\0", "is not valid JSON")],
+    [
+        ("", "is not valid JSON"),
+        ("[]", "holds a list"),
+        ("null", "holds a NoneType"),
+        ("\0", "is not valid JSON"),
+    ],
 )
 def test_a_tokenizer_file_that_is_no_object_is_named(content, message, tmp_path):
     write(tmp_path, "gpt2", {"tokenizer.json": content})
@@ -213,19 +279,29 @@ def test_half_a_tokenizer_and_one_that_the_class_does_not_read_are_refused(made,
             load_tokenizer(folder)
     for family in ("gpt2", "roberta"):
         write(tmp_path, family, {"vocab.txt": "\n".join([*BERT, *"abcdefghijklm"])})
-        with pytest.raises(ValueError, match=r"the class of this family, does not read vocab\.txt; say which"):
+        with pytest.raises(
+            ValueError, match=r"the class of this family, does not read vocab\.txt; say which"
+        ):
             load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "x.spm"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "x.spm"]
+)
 def test_sentencepiece_files_are_seen_by_any_name(name, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     write(tmp_path, "xlm-roberta", {name: b"\x0a\x0e\x0a\x05"})
-    says = f"{name} is a SentencePiece file, which needs the package sentencepiece: pip install sentencepiece"
+    says = (
+        f"{name} is a SentencePiece file, which needs the package sentencepiece: pip install "
+        "sentencepiece"
+    )
     with pytest.raises(ValueError, match=says):
         load_tokenizer(tmp_path)
     write(tmp_path, "llama", {name: b"IQ== 0\nIg== 1\n"})
-    with pytest.raises(ValueError, match="is a tiktoken file, which needs the package tiktoken: pip install tiktoken"):
+    with pytest.raises(
+        ValueError,
+        match="is a tiktoken file, which needs the package tiktoken: pip install tiktoken",
+    ):
         load_tokenizer(tmp_path)
 
 
@@ -239,7 +315,9 @@ def test_sentencepiece_files_are_seen_by_any_name(name, tmp_path, monkeypatch):
         ("xlm-roberta", {}, {}),
     ],
 )
-def test_sentencepiece_files_have_bos_as_their_config_says(name, family, given, bos, tmp_path, monkeypatch):
+def test_sentencepiece_files_have_bos_as_their_config_says(
+    name, family, given, bos, tmp_path, monkeypatch
+):
     """Without the package: what the class of the family is called with."""
     package = types.SimpleNamespace(SentencePieceProcessor=lambda model_file: None)
     monkeypatch.setitem(sys.modules, "sentencepiece", package)
@@ -283,7 +361,9 @@ def test_the_tokenizer_of_another_model_is_told_by_its_size(tmp_path):
     own = json.loads((REFERENCE / "gpt2" / "tokenizer.json").read_text())
     own["model"]["vocab"] |= {f"word{n}": len(own["model"]["vocab"]) + n for n in range(rows)}
     (tmp_path / "tokenizer.json").write_text(json.dumps(own))
-    with pytest.raises(ValueError, match=rf"ids up to \d+, but the model's embedding has {rows} rows"):
+    with pytest.raises(
+        ValueError, match=rf"ids up to \d+, but the model's embedding has {rows} rows"
+    ):
         jmat.load(tmp_path)
 
 
@@ -292,7 +372,9 @@ def config(**fields):
 
 
 def test_a_larger_embedding_or_an_added_token_beyond_it_is_fine(made, tmp_path):
-    tokenizer = load_tokenizer(write(tmp_path, "gpt2", {"tokenizer.json": made["byte level"].to_str()}))
+    tokenizer = load_tokenizer(
+        write(tmp_path, "gpt2", {"tokenizer.json": made["byte level"].to_str()})
+    )
     size = len(tokenizer)
     tokenizer.add_tokens(["<extra>"])
     for rows in (size, size + 100):
@@ -305,7 +387,9 @@ def test_a_larger_embedding_or_an_added_token_beyond_it_is_fine(made, tmp_path):
     check_tokenizer(loaded, config(causal=True, vocab_size=2), "it")
     with pytest.raises(ValueError, match="ids up to 3, but the model's embedding has 2 rows"):
         check_tokenizer(loaded, config(causal=False, vocab_size=2), "it")
-    masks.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    masks.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 2)]
+    )
     write(tmp_path, "gpt2", {"tokenizer.json": masks.to_str()})
     with pytest.raises(ValueError, match="ids up to 2"):
         check_tokenizer(load_tokenizer(tmp_path), config(causal=True, vocab_size=2), "it")
@@ -323,8 +407,16 @@ def test_a_vocabulary_without_a_token_for_unknown_words_reads_what_it_knows(tmp_
 def test_an_exploding_regular_expression_is_refused_when_it_is_loaded(made, tmp_path, capfd):
     whole = json.loads(made["byte level"].to_str())
     pattern = {"Regex": r"(\w+\s?)*$|([\w ,]*)*!!"}
-    whole["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    whole["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": pattern,
+        "behavior": "Isolated",
+        "invert": False,
+    }
     write(tmp_path, "gpt2", {"tokenizer.json": json.dumps(whole)})
-    with pytest.raises(ValueError, match=r"the tokenizer in .* does not load: the tokenizer fails on a text: .*retry"):
+    with pytest.raises(
+        ValueError,
+        match=r"the tokenizer in .* does not load: the tokenizer fails on a text: .*retry",
+    ):
         load_tokenizer(tmp_path)
     assert capfd.readouterr().err == ""

@@ -56,13 +56,23 @@ def test_descriptions_begin_with_a_verb():
         assert len(description) <= 85, name
 
 
-@pytest.mark.parametrize("arguments", [["jmat"], ["jmat", "--version"], ["experiments.layer_jump", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["jmat"], ["jmat", "--version"], ["experiments.layer_jump", "--help"]]
+)
 def test_a_reader_that_leaves_ends_help_quietly(arguments, monkeypatch):
     read, write = os.pipe()
     os.close(read)
     monkeypatch.setattr(sys, "argv", arguments)
-    with open(write, "w") as stdout, contextlib.redirect_stdout(stdout), loaded("layer_jump") as script:
-        show = command.main if arguments[0] == "jmat" else functools.partial(script.cli.run, script.main)
+    with (
+        open(write, "w") as stdout,
+        contextlib.redirect_stdout(stdout),
+        loaded("layer_jump") as script,
+    ):
+        show = (
+            command.main
+            if arguments[0] == "jmat"
+            else functools.partial(script.cli.run, script.main)
+        )
         with pytest.raises(SystemExit) as end:
             show()
     assert end.value.code == CLOSED
@@ -82,7 +92,10 @@ def test_an_experiment_is_run_as_a_module(monkeypatch):
 def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(SystemExit) as error:
         said(monkeypatch, "layer_jmp")
-    message = "error: there is no experiment 'layer_jmp'. Did you mean layer_jump? `jmat --help` lists all."
+    message = (
+        "error: there is no experiment 'layer_jmp'. Did you mean layer_jump? `jmat --help` lists "
+        "all."
+    )
     assert error.value.code == message
     assert said(monkeypatch, "--version").startswith("jmat 0.")
 
@@ -91,8 +104,12 @@ def test_unknown_names_are_refused(monkeypatch):
 def test_a_text_is_checked_for_an_experiment(monkeypatch, given):
     monkeypatch.setattr(sys, "argv", ["check_text", *given])
     with pytest.raises(SystemExit) as error:
-        runpy.run_path(str(pathlib.Path(command.__file__).parent / "check_text.py"), run_name="__main__")
-    assert error.value.code.startswith("error: expected an experiment first, such as `jmat check_text layer_jump")
+        runpy.run_path(
+            str(pathlib.Path(command.__file__).parent / "check_text.py"), run_name="__main__"
+        )
+    assert error.value.code.startswith(
+        "error: expected an experiment first, such as `jmat check_text layer_jump"
+    )
     assert error.value.code.endswith(f"got {given[0] if given else 'none'}.")
 
 
@@ -112,11 +129,17 @@ def test_help_has_every_flag_once_or_names_it_as_rare(name, capsys):
     shown, rare = printed.split("Rarely needed, described by --helpfull:")
     rare = {word.strip(" \n,") for word in rare.split(",")}
     for flag in flags:
-        heads = [line for line in shown.splitlines() if line.startswith((f"  --{flag}=", f"  --[no]{flag}"))]
+        heads = [
+            line
+            for line in shown.splitlines()
+            if line.startswith((f"  --{flag}=", f"  --[no]{flag}"))
+        ]
         assert len(heads) == (flag not in RARE), flag
         assert (f"--{flag}" in rare) == (flag in RARE), flag
     titles = [line[:-1] for line in shown.splitlines() if line[:-1] in {*GROUPS, "What to measure"}]
-    assert [title for title in titles if title != "What to measure"] == [*GROUPS][: len(titles) - (len(titles) > 4)]
+    assert [title for title in titles if title != "What to measure"] == [*GROUPS][
+        : len(titles) - (len(titles) > 4)
+    ]
 
 
 def test_all_sentences_of_a_file_are_used():

@@ -1,4 +1,6 @@
-"""Numbers that decide figures are those that the documents name, and each holds exactly up to its bound."""
+"""Numbers that decide figures are those that the documents name, and each holds exactly
+up to its bound.
+"""
 
 import dataclasses
 import importlib
@@ -36,7 +38,9 @@ CONSTANTS = {
         "BERT_POSITION": 3,
         "LAMBDAS": (-1.112, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.112),
     },
-    "jmat.studies.early_exit.rows": {"PROBABILITIES": tuple(pytest.approx(1 - k / 20) for k in range(21))},
+    "jmat.studies.early_exit.rows": {
+        "PROBABILITIES": tuple(pytest.approx(1 - k / 20) for k in range(21))
+    },
     "jmat.studies.shortcuts": {"METRICS": ("precision@1", "surprisal", "kl", "perplexity")},
     "jmat.report.style": {"WIDTHS": {"column": 3.25, "page": 6.75}},
     "jmat.report.saving": {"FORMATS": ("png", "pdf", "svg")},
@@ -62,27 +66,56 @@ READING = SHARED | {
     "protocol": "din2023", "skip_first": None, "skip_special": None, "snapshot_folder": None, "snapshot_every": 300.0
 }  # fmt: skip
 FITTING = READING | {"fit_tokens": "sampled", "route": "auto"}
-STUDIES = ("layer_jump", "r2", "submodule_ablation", "early_exit", "linearity", "prune", "probe", "peek")
+STUDIES = (
+    "layer_jump",
+    "r2",
+    "submodule_ablation",
+    "early_exit",
+    "linearity",
+    "prune",
+    "probe",
+    "peek",
+)
 OPTIONS = {
     "settings": SHARED,
     "layer_jump": FITTING | {"targets": "all"},
     "r2": FITTING,
     "submodules": SHARED
-    | {"maps": ("mat", "mat_attn", "mat_ffn", "mat_ln1_ln2"), "layers": (), "refit": "none", "heads": False},
+    | {
+        "maps": ("mat", "mat_attn", "mat_ffn", "mat_ln1_ln2"),
+        "layers": (),
+        "refit": "none",
+        "heads": False,
+    },
     "early_exit": SHARED
     | {"protocol": "din2023", "check_every": 2, "short_list": 512, "delta": 0.1, "epsilon": 0.05}
     | {"timing_examples": 64},
-    "linearity": READING | {"parts": True, "all_pairs": False, "tokens": "all", "intrinsic_dimension": False},
+    "linearity": READING
+    | {"parts": True, "all_pairs": False, "tokens": "all", "intrinsic_dimension": False},
     "prune": SHARED
-    | {"method": ("delete", "map"), "remove": 1, "save": False, "score": "kl", "rescore": False, "spans": False}
-    | {"refit": "original", "ridge": 0.0, "merge_from": "hidden", "score_sentences": 256, "distil_steps": 300}
+    | {
+        "method": ("delete", "map"),
+        "remove": 1,
+        "save": False,
+        "score": "kl",
+        "rescore": False,
+        "spans": False,
+    }
+    | {
+        "refit": "original",
+        "ridge": 0.0,
+        "merge_from": "hidden",
+        "score_sentences": 256,
+        "distil_steps": 300,
+    }
     | {"learning_rate": 0.003, "kl_weight": 0.0, "distil_loss": "relative"},
     "probe": SHARED | {"classifier": "ridge"},
     "peek": SHARED | {"layers": (), "top": 5},
     "cross_corpus": SHARED | {"sizes": (), "layers": ()},
     "tasks": SHARED,
     "verify": SHARED | {"dtype": "float32"},
-    "overview": READING | {"studies": STUDIES, "method": ("delete", "map"), "remove": 1, "score": "linearity"},
+    "overview": READING
+    | {"studies": STUDIES, "method": ("delete", "map"), "remove": 1, "score": "linearity"},
 }
 
 
@@ -147,10 +180,12 @@ def test_functions_by_default_do_what_their_docstrings_say(name):
     assert {each: found.get(each) for each in DEFAULTS[name]} == DEFAULTS[name]
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spread", "is_usual"), [(5.9, True), (6.0, True), (6.1, False), (0.0, True)])
+@pytest.mark.parametrize(
+    ("spread", "is_usual"), [(5.9, True), (6.0, True), (6.1, False), (0.0, True)]
+)
 def test_a_coordinate_is_an_outlier_beyond_six_times_the_median_spread(spread, is_usual):
     stream = np.array([[-1.0], [1.0]]) * [1.0, 1.0, 1.0, spread]
     assert usual_coordinates(stream.astype(np.float32)).tolist() == [True, True, True, is_usual]
@@ -203,7 +238,11 @@ WHOLE = {
     Settings: {"seed": (0, 4294967295), "tokens_per_batch": (1, None)},
     ReadingSettings: {"skip_first": (0, None)},
     FitSettings: {"skip_first": (0, None)},
-    early_exit.Options: {"check_every": (1, None), "short_list": (2, None), "timing_examples": (0, None)},
+    early_exit.Options: {
+        "check_every": (1, None),
+        "short_list": (2, None),
+        "timing_examples": (0, None),
+    },
     prune.Options: {"remove": (1, None), "score_sentences": (1, None), "distil_steps": (1, None)},
     peek.Options: {"top": (1, None)},
 }
@@ -216,7 +255,9 @@ def test_whole_settings_are_taken_up_to_their_bounds(kind, name, low, high):
         assert getattr(kind(**{name: value}), name) == value
     words = f"from {low} to {high}" if high is not None else f"of at least {low}"
     for value in (low - 1, True, *([] if high is None else [high + 1])):
-        with pytest.raises(ValueError, match=f"^{name}={value!r}: expected a whole number {words}\\.$"):
+        with pytest.raises(
+            ValueError, match=f"^{name}={value!r}: expected a whole number {words}\\.$"
+        ):
             kind(**{name: value})
 
 
@@ -228,11 +269,19 @@ CHOICES = [
     (linearity.Options, "tokens", ("sampled", "all")),
     (early_exit.Options, "protocol", ("din2023", "jmat")),
     (probe.Options, "classifier", ("ridge", "logistic")),
-    (prune.Options, "score", ("kl", "block_influence", "angular", "linearity", "linearity_without_residual")),
+    (
+        prune.Options,
+        "score",
+        ("kl", "block_influence", "angular", "linearity", "linearity_without_residual"),
+    ),
     (prune.Options, "refit", ("original", "sequential")),
     (prune.Options, "merge_from", ("hidden", "output")),
     (prune.Options, "distil_loss", ("relative", "plain")),
-    (overview.Options, "score", ("kl", "block_influence", "angular", "linearity", "linearity_without_residual")),
+    (
+        overview.Options,
+        "score",
+        ("kl", "block_influence", "angular", "linearity", "linearity_without_residual"),
+    ),
 ]
 
 
@@ -240,7 +289,9 @@ CHOICES = [
 def test_settings_are_one_of_their_choices(kind, name, valid):
     for value in valid:
         assert getattr(kind(**{name: value}), name) == value
-    with pytest.raises(ValueError, match=f"^{name}='other': expected one of {', '.join(valid)}\\.$"):
+    with pytest.raises(
+        ValueError, match=f"^{name}='other': expected one of {', '.join(valid)}\\.$"
+    ):
         kind(**{name: "other"})
 
 
@@ -262,18 +313,28 @@ def test_weights_are_finite_and_not_below_0(name):
             prune.Options(**{name: value})
 
 
-@pytest.mark.parametrize(("blocks", "remove", "right"), [(3, 2, True), (3, 3, False), (1, 1, False), (2, 1, True)])
+@pytest.mark.parametrize(
+    ("blocks", "remove", "right"), [(3, 2, True), (3, 3, False), (1, 1, False), (2, 1, True)]
+)
 def test_at_least_one_block_stays(gpt2, blocks, remove, right):
     config = dataclasses.replace(gpt2.config, layers=blocks)
     if right:
         prune.Options(remove=remove).check(config)
     else:
-        with pytest.raises(ValueError, match=f"expected 1 .. {blocks - 1}" if blocks > 1 else "a single block"):
+        with pytest.raises(
+            ValueError, match=f"expected 1 .. {blocks - 1}" if blocks > 1 else "a single block"
+        ):
             prune.Options(remove=remove).check(config)
 
 
 def test_widths_of_figures_are_taken_up_to_their_bounds():
-    assert [width_in_inches(width) for width in (2.0, 40, "column", "page", None)] == [2.0, 40.0, 3.25, 6.75, None]
+    assert [width_in_inches(width) for width in (2.0, 40, "column", "page", None)] == [
+        2.0,
+        40.0,
+        3.25,
+        6.75,
+        None,
+    ]
     for wrong in (1.99, 40.1, "wide", float("nan")):
         with pytest.raises(ValueError, match=f"width={wrong!r} is not a width of a figure"):
             width_in_inches(wrong)
@@ -305,13 +366,22 @@ def test_the_pages_numbers_change_their_look_at_their_bounds(value, said):
 
 @pytest.mark.parametrize(
     ("size", "said"),
-    [(999, "1 kB"), (499, "0 kB"), (999_499, "999 kB"), (1e6, "1 MB"), (999.4e6, "999 MB"), (1e9, "1.0 GB")],
+    [
+        (999, "1 kB"),
+        (499, "0 kB"),
+        (999_499, "999 kB"),
+        (1e6, "1 MB"),
+        (999.4e6, "999 MB"),
+        (1e9, "1.0 GB"),
+    ],
 )
 def test_bytes_have_their_units(size, said):
     assert bytes_in_words(size) == said
 
 
-@pytest.mark.parametrize("wrong", [{"value": 0.5}, {"metric": "r2"}, {"metric": "r2", "value": None}])
+@pytest.mark.parametrize(
+    "wrong", [{"value": 0.5}, {"metric": "r2"}, {"metric": "r2", "value": None}]
+)
 def test_rows_are_checked_when_results_are_made(wrong):
     with pytest.raises(ValueError, match=r"^row 1 has no "):
         Results("x", [{"metric": "r2", "value": 0.5}, wrong], {})

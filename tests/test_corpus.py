@@ -40,7 +40,8 @@ def test_numpy_docstring_becomes_prose():
         "Compute the running mean of an array along one axis.",
         "Uses cumsum, which is much faster than a loop.",
         "See the guide for the details of the method.",
-        "Values such as None or 'nan' are skipped, e.g. The ones in the first row, cf. Smith et al. They count as 0.",
+        "Values such as None or 'nan' are skipped, e.g. The ones in the first row, cf. Smith et "
+        "al. They count as 0.",
         "The work of J. Smith and others is used here.",
         "It is not changed by the call.",
         "The result is a new array in every case.",
@@ -98,7 +99,9 @@ def test_google_and_hugging_face_docstrings_become_prose():
 )
 def test_what_is_no_clean_sentence_is_dropped(text):
     assert list(sentences(text)) == []
-    assert list(sentences("It is followed by the next one.\n\n" + text)) == ["It is followed by the next one."]
+    assert list(sentences("It is followed by the next one.\n\n" + text)) == [
+        "It is followed by the next one."
+    ]
 
 
 # docs
@@ -106,7 +109,9 @@ def test_what_is_no_clean_sentence_is_dropped(text):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A folder of Python files that stands for all that is installed; returns how often it was read."""
+    """A folder of Python files that stands for all that is installed; returns how often
+    it was read.
+    """
     folder = tmp_path / "package"
     folder.mkdir()
     write(
@@ -122,14 +127,18 @@ def package(tmp_path, monkeypatch):
         '        "This string is not the docstring of any function."',
         "raise SystemError('imported')",
     )
-    write(folder / "escape.py", '"""This docstring has \\d in it. It is not a raw string at all."""')
+    write(
+        folder / "escape.py", '"""This docstring has \\d in it. It is not a raw string at all."""'
+    )
     write(folder / "broken.py", '"""This is the docstring of a broken module."""', "def")
     (folder / "latin.py").write_bytes(b'"""This is the docstring of \xe9 in Latin text."""')
     (folder / "null.py").write_bytes(b'"""This is the docstring of a null byte."""\0')
     reads = []
     monkeypatch.setattr(corpus, "_dependencies", dict)
     monkeypatch.setattr(
-        corpus, "_python_files", lambda _: reads.append(1) or [*sorted(folder.glob("*.py")), folder / "gone.py"]
+        corpus,
+        "_python_files",
+        lambda _: reads.append(1) or [*sorted(folder.glob("*.py")), folder / "gone.py"],
     )
     return reads
 
@@ -242,9 +251,27 @@ def test_dependencies_are_closed_over_without_extras(monkeypatch):
 
 
 def test_files_of_tests_and_copies_are_skipped():
-    kept = ["json/decoder.py", "doctest.py", "unittest/mock.py", "numpy/ma/core.py", "transformers/trainer.py"]
-    skipped = ["test/a.py", "numpy/ma/tests/b.py", "idlelib/c.py", "a/_vendor/d.py", "test_e.py", "a/f_test.py"]
-    skipped += ["transformers/models/bert/modeling_bert.py", "a_pb2.py", "a/conftest.py", "testing_utils.py"]
+    kept = [
+        "json/decoder.py",
+        "doctest.py",
+        "unittest/mock.py",
+        "numpy/ma/core.py",
+        "transformers/trainer.py",
+    ]
+    skipped = [
+        "test/a.py",
+        "numpy/ma/tests/b.py",
+        "idlelib/c.py",
+        "a/_vendor/d.py",
+        "test_e.py",
+        "a/f_test.py",
+    ]
+    skipped += [
+        "transformers/models/bert/modeling_bert.py",
+        "a_pb2.py",
+        "a/conftest.py",
+        "testing_utils.py",
+    ]
     assert [name for name in kept + skipped if not corpus._SKIPPED.fullmatch(name)] == kept
 
 
@@ -263,7 +290,11 @@ def test_real_docstrings_read_well():
 def test_text_file_has_one_sentence_a_line(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes("\ufeffFirst one.\r\n\n  Zweiter Satz: Größe.  \n\u2028 \n12 %".encode())
-    assert text_sentences(path) == load_corpus(str(path)) == ["First one.", "Zweiter Satz: Größe.", "12 %"]
+    assert (
+        text_sentences(path)
+        == load_corpus(str(path))
+        == ["First one.", "Zweiter Satz: Größe.", "12 %"]
+    )
 
 
 def test_text_files_that_cannot_be_read_are_refused(tmp_path):
@@ -276,7 +307,9 @@ def test_text_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"Gr\xf6\xdfe")
     with pytest.raises(ValueError, match=r"not UTF-8 text \(byte 2 is invalid\)"):
         text_sentences(tmp_path / "latin.txt")
-    with pytest.raises(FileNotFoundError, match=r"'no such name' is neither a name \(docs, .*\) nor a text file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"'no such name' is neither a name \(docs, .*\) nor a text file"
+    ):
         load_corpus("no such name")
 
 
@@ -295,10 +328,18 @@ def test_split_shares():
 
 
 def test_a_sentence_never_changes_sides():
-    """Whatever else is there, in whatever order, and however it is spelled: only its letters count."""
+    """Whatever else is there, in whatever order, and however it is spelled: only its
+    letters count.
+    """
     side = {s: name for name, part in split(numbered(500)).items() for s in part}
-    assert {s: name for name, part in split(numbered(500)[::-3]).items() for s in part}.items() <= side.items()
-    for variant in (lambda s: s.upper(), lambda s: s.replace(" ", ", 12  "), lambda s: f"({s[:-1]})!"):
+    assert {
+        s: name for name, part in split(numbered(500)[::-3]).items() for s in part
+    }.items() <= side.items()
+    for variant in (
+        lambda s: s.upper(),
+        lambda s: s.replace(" ", ", 12  "),
+        lambda s: f"({s[:-1]})!",
+    ):
         assert all(variant(s) in split([variant(s)])[side[s]] for s in side)
     # The hash itself is a promise to the bundled models: these places must stay.
     assert collections.Counter(side.values()) == {"train": 373, "fit": 97, "eval": 30}
@@ -343,7 +384,12 @@ def test_docs_of_other_versions_is_said_in_one_line(monkeypatch, caplog, read):
 
 def test_the_fingerprint_of_sentences_sees_every_change():
     sentences = numbered(5)
-    others = [sentences[:4], sentences[::-1], [*sentences[:4], ""], ["".join(sentences[:2]), *sentences[2:]]]
+    others = [
+        sentences[:4],
+        sentences[::-1],
+        [*sentences[:4], ""],
+        ["".join(sentences[:2]), *sentences[2:]],
+    ]
     assert len({corpus.sentences_fingerprint(text) for text in (sentences, *others)}) == 5
     assert corpus.sentences_fingerprint(["a"]) == "ffe9aaeaa2a2d504"  # of b"a\0"
 
@@ -352,7 +398,8 @@ def test_fit_eval_of_a_text_uses_all_of_it_once(tmp_path):
     path = write(tmp_path / "text.txt", *numbered(80), *(s.upper() for s in numbered(80)))
     fit, held_out = fit_eval(path, 60, 20, seed=0)
     assert len({s.casefold() for s in fit + held_out}) == 80 == len(fit + held_out)
-    assert sorted(fit_eval(path, 60, 20, seed=5)[0]) == sorted(fit)  # the seed reorders; the hash divides
+    # the seed reorders; the hash divides
+    assert sorted(fit_eval(path, 60, 20, seed=5)[0]) == sorted(fit)
     assert len(fit_eval(path, 10, 5, seed=0)[0]) == 10
 
 
@@ -369,7 +416,9 @@ def test_texts_of_the_same_letters_are_divided_together_in_whatever_order():
 
 def test_fit_eval_refuses_too_few_sentences(tmp_path, monkeypatch):
     path = write(tmp_path / "text.txt", *numbered(80))
-    with pytest.raises(ValueError, match=r"80 distinct sentences .*: 60 .* 20 .* use --num_fit=60 --num_eval=20"):
+    with pytest.raises(
+        ValueError, match=r"80 distinct sentences .*: 60 .* 20 .* use --num_fit=60 --num_eval=20"
+    ):
         fit_eval(path, 9000, 3000, seed=0)
     assert len(fit_eval(path, 60, 20, seed=0)[0]) == 60  # what the message says works
     with pytest.raises(ValueError, match="num_eval=0: both must be at least 1"):
@@ -377,5 +426,7 @@ def test_fit_eval_refuses_too_few_sentences(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds no text"):
         fit_eval(write(tmp_path / "empty.txt", ""), 60, 20, seed=0)
     monkeypatch.setitem(corpus.NAMED, "docs", lambda: numbered(100))
-    with pytest.raises(ValueError, match=r"corpus docs has 100 distinct sentences .* use --num_fit="):
+    with pytest.raises(
+        ValueError, match=r"corpus docs has 100 distinct sentences .* use --num_fit="
+    ):
         fit_eval("docs", 60, 1, seed=0)

@@ -1,4 +1,6 @@
-"""Small pieces at their ends: odd halves, short lines, unlike texts, large numbers, half of an interval."""
+"""Small pieces at their ends: odd halves, short lines, unlike texts, large numbers,
+half of an interval.
+"""
 
 import json
 import types
@@ -52,7 +54,9 @@ def test_a_lambda_is_calibrated_on_the_even_sentences_and_verified_on_the_odd_on
 
 
 def test_lines_and_tokens_that_are_not_scored_do_not_count(gpt2, monkeypatch):
-    """A line of one token predicts nothing, and one that is read in pieces is still one line."""
+    """A line of one token predicts nothing, and one that is read in pieces is still one
+    line.
+    """
     words = {"a": [5], "b": [5, 6, 7], "c": [*range(300)]}
     length = gpt2.config.num_positions
     monkeypatch.setattr(tasks, "special_tokens", lambda *_, **__: None)
@@ -60,13 +64,22 @@ def test_lines_and_tokens_that_are_not_scored_do_not_count(gpt2, monkeypatch):
     def cut(ids):
         return [np.asarray(ids[at : at + length], np.int32) for at in range(0, len(ids), length)]
 
-    monkeypatch.setattr(tasks, "encode_pieces", lambda lines, *_: [cut(words[line]) for line in lines])
+    monkeypatch.setattr(
+        tasks, "encode_pieces", lambda lines, *_: [cut(words[line]) for line in lines]
+    )
     (row,) = tasks.text_rows(gpt2, load_tokenizer(find(gpt2.name)), "name", ["a", "b", "c", "a"])
     pieces = -(-300 // length)
     assert (row["n"], row["lines"], row["text"]) == (2 + 300 - pieces, 2, "name")
 
 
-CLASSES = {"Ġword": "word", "piece": "piece", "Ġx86": "word", "Ġ86x": "number", "12": "number", "Ġ(": "punctuation"}
+CLASSES = {
+    "Ġword": "word",
+    "piece": "piece",
+    "Ġx86": "word",
+    "Ġ86x": "number",
+    "12": "number",
+    "Ġ(": "punctuation",
+}
 CLASSES |= {"Ġ": "punctuation", "é2": "piece"}
 
 
@@ -76,10 +89,20 @@ def test_the_class_of_a_token_is_that_of_its_first_letter():
         convert_ids_to_tokens=lambda token: pieces[token],
         convert_tokens_to_string=lambda names: names[0].replace("Ġ", " "),
     )
-    assert token_classes(np.array([*range(len(pieces)), -1]), tokenizer).tolist() == [*CLASSES.values(), "end"]
+    assert token_classes(np.array([*range(len(pieces)), -1]), tokenizer).tolist() == [
+        *CLASSES.values(),
+        "end",
+    ]
 
 
-SHARES = {1.0: "100 %", 0.0999: "10.0 %", 0.1: "10 %", 0.0951: "9.5 %", 0.0051: "0.5 %", 0.0011: "0.1 %"}
+SHARES = {
+    1.0: "100 %",
+    0.0999: "10.0 %",
+    0.1: "10 %",
+    0.0951: "9.5 %",
+    0.0051: "0.5 %",
+    0.0011: "0.1 %",
+}
 SHARES |= {0.00099: "< 0.1 %", 0.0: "< 0.1 %", 0.994: "99 %"}
 
 
@@ -89,7 +112,13 @@ def test_shares_have_two_digits_and_the_smallest_are_not_nought(share, said):
 
 
 def test_no_size_is_larger_than_the_smallest_corpus_has_examples():
-    given = {"positions_per_sentence": 2, "protocol": "jmat", "num_fit": 40, "num_eval": 20, "skip_first": 12}
+    given = {
+        "positions_per_sentence": 2,
+        "protocol": "jmat",
+        "num_fit": 40,
+        "num_eval": 20,
+        "skip_first": 12,
+    }
     with pytest.raises(
         ValueError, match=r"sizes has 1000; expected 1 to (.*), the fit examples of the smallest"
     ) as few:
@@ -103,7 +132,9 @@ def test_no_size_is_larger_than_the_smallest_corpus_has_examples():
     assert least == min(counts) < max(counts)
 
 
-@pytest.mark.parametrize(("platform", "wanted"), [("cpu", 1024), ("gpu", 3 * 4096), ("tpu", 3 * 4096)])
+@pytest.mark.parametrize(
+    ("platform", "wanted"), [("cpu", 1024), ("gpu", 3 * 4096), ("tpu", 3 * 4096)]
+)
 def test_every_accelerator_has_its_own_share_of_a_batch(platform, wanted):
     assert mesh.usual_batch.__wrapped__([types.SimpleNamespace(platform=platform)] * 3) == wanted
 
@@ -120,7 +151,9 @@ def test_memory_grows_by_what_is_above_the_start(tmp_path, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(("available", "last"), [(200, [200]), (250, [250]), (300, [250, 300]), (8001, [8000, 8001])])
+@pytest.mark.parametrize(
+    ("available", "last"), [(200, [200]), (250, [250]), (300, [250, 300]), (8001, [8000, 8001])]
+)
 def test_sizes_by_default_double_up_to_all_examples(available, last):
     found = check_sizes([], available)
     assert found[-len(last) :] == last
@@ -131,7 +164,9 @@ def test_sizes_by_default_double_up_to_all_examples(available, last):
 def test_a_mean_over_layers_has_no_value_where_a_layer_has_none():
     label = {"map": "mat", "fit_corpus": "a", "eval_corpus": "b", "n_fit": 9}
     values = {"r2": [0.5, None, 0.25], "surprisal": [1.0, 3.0, 8.0], "kl": [None, None, None]}
-    rows = [{**label, "metric": metric, "value": value} for metric in values for value in values[metric]]
+    rows = [
+        {**label, "metric": metric, "value": value} for metric in values for value in values[metric]
+    ]
     found = {row["metric"]: row["value"] for row in over_layers(rows)}
     assert found == {"r2": None, "surprisal": 4.0, "kl": None}
 
@@ -140,14 +175,18 @@ def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
     texts, files = {"one": ["a b"], "two": ["c d", "e f"]}, {"text": [], "tasks": []}
     for name, lines in texts.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(lines))
-        (tmp_path / f"{name}.jsonl").write_text(f'{{"context": "{name}", "choices": ["a", "b"], "answer": 0}}')
+        (tmp_path / f"{name}.jsonl").write_text(
+            f'{{"context": "{name}", "choices": ["a", "b"], "answer": 0}}'
+        )
         files["text"].append(tmp_path / f"{name}.txt")
         files["tasks"].append(tmp_path / f"{name}.jsonl")
     asked = []
 
     def rows(kind):
         def of_one(model, tokenizer, name, content, **_):
-            asked.append((name, content if kind == "text" else [question.prompt for question in content]))
+            asked.append(
+                (name, content if kind == "text" else [question.prompt for question in content])
+            )
             return [{kind: name, "metric": "perplexity", "value": 1.0, "note": NOTE}]
 
         return of_one
@@ -160,7 +199,9 @@ def test_every_text_and_task_has_its_own_rows(tmp_path, monkeypatch):
     assert [row.get("text", row.get("task")) for row in outcome.rows] == [name for name, _ in asked]
 
 
-@pytest.mark.parametrize("ends", [(np.nan, np.nan), (0.25, np.inf), (-np.inf, 0.75), (np.nan, 0.75), (0.25, np.nan)])
+@pytest.mark.parametrize(
+    "ends", [(np.nan, np.nan), (0.25, np.inf), (-np.inf, 0.75), (np.nan, 0.75), (0.25, np.nan)]
+)
 def test_there_is_no_half_of_an_interval(ends):
     assert estimate(0.5, 0.25, 0.75) == {"value": 0.5, "low": 0.25, "high": 0.75}
     assert estimate(0.5, *ends) == {"value": 0.5, "note": NO_INTERVAL}
@@ -168,7 +209,14 @@ def test_there_is_no_half_of_an_interval(ends):
 
 @pytest.mark.parametrize(
     ("tokens", "shown"),
-    [([1, 9, 5, 9, 2], 1), ([1, 5, 6, 2], 2), ([1, 5, 2, 2], 1), ([1, 2], 1), ([5, 9], 1), ([9, 5], 0)],
+    [
+        ([1, 9, 5, 9, 2], 1),
+        ([1, 5, 6, 2], 2),
+        ([1, 5, 2, 2], 1),
+        ([1, 2], 1),
+        ([5, 9], 1),
+        ([9, 5], 0),
+    ],
 )
 def test_the_terminal_shows_the_first_mask_or_the_last_word(tokens, shown):
     tokenizer = types.SimpleNamespace(mask_token_id=9, all_special_ids=[1, 2, 9])
@@ -179,7 +227,8 @@ def test_the_terminal_shows_the_first_mask_or_the_last_word(tokens, shown):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(9999.9994, "9999.999"), (1e4, "1.00e+04"), (-2.5e4, "-2.50e+04"), (-1, "-1.000")]
+    ("value", "said"),
+    [(9999.9994, "9999.999"), (1e4, "1.00e+04"), (-2.5e4, "-2.50e+04"), (-1, "-1.000")],
 )
 def test_large_figures_are_shortened_on_both_sides_of_zero(value, said):
     table = format_table([{"layer": 0, "map": "mat", "metric": "r2", "value": value}])
@@ -195,7 +244,10 @@ def test_errors_are_relative_to_what_is_exact():
 
 def test_coordinates_that_vary_at_the_first_position_alone_are_told_of_behind_it():
     random = np.random.default_rng(0)
-    target, positions = random.standard_normal((12, 3)), np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    target, positions = (
+        random.standard_normal((12, 3)),
+        np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    )
     target[3:, 1] = 7.0
     rows = pair_rows({}, target, target + 0.1, resamples(positions))
     notes = {row["metric"]: row.get("note") for row in rows}
@@ -218,9 +270,23 @@ def test_bos_is_not_read_though_nobody_calls_it_special(monkeypatch):
 
 
 def test_what_stood_in_for_parts_of_a_removed_block_goes_with_it():
-    sites = dict.fromkeys(("block.1.ffn", "block.2", "block.3.ffn", "block.4", "block.10"), Identity())
-    assert set(_without(sites, (1, 2))) == {"block.1", "block.2", "block.3.ffn", "block.4", "block.10"}
-    assert set(_without(sites, (3, 5))) == {"block.1.ffn", "block.2", "block.3", "block.4", "block.10"}
+    sites = dict.fromkeys(
+        ("block.1.ffn", "block.2", "block.3.ffn", "block.4", "block.10"), Identity()
+    )
+    assert set(_without(sites, (1, 2))) == {
+        "block.1",
+        "block.2",
+        "block.3.ffn",
+        "block.4",
+        "block.10",
+    }
+    assert set(_without(sites, (3, 5))) == {
+        "block.1.ffn",
+        "block.2",
+        "block.3",
+        "block.4",
+        "block.10",
+    }
 
 
 @pytest.mark.parametrize("method", ["map", "distil"])
@@ -257,6 +323,9 @@ def test_errors_of_the_system_name_the_file_and_bars_what_is_done():
     assert sentence(OSError(2, "No such file", "a/b.txt")) == "'a/b.txt': No such file."
     assert sentence(OSError(28, "No space left")) == "No space left"
     assert sentence(ValueError("mine")) == "mine"
-    assert _bar("a < b", 3, 7, 2.04) == '<div><progress value="3" max="7"></progress> a &lt; b: 3 of 7, 2.0 s</div>'
+    assert (
+        _bar("a < b", 3, 7, 2.04)
+        == '<div><progress value="3" max="7"></progress> a &lt; b: 3 of 7, 2.0 s</div>'
+    )
     assert _bar("x", 3, None, 0.0) == "<div>x: 3, 0.0 s</div>"
     assert '<progress value="0" max="1">' in _bar("x", 0, 0, 0.0)

@@ -1,4 +1,6 @@
-"""Maps that travel: what they are fitted on, what they are evaluated on, and how the rows and figures tell."""
+"""Maps that travel: what they are fitted on, what they are evaluated on, and how the
+rows and figures tell.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ D = 64  # of the reference GPT-2
 
 
 def world(seed, n=150):
-    """Streams of a corpus where h_4 is a linear function of h_0 and of h_2, another one for every seed."""
+    """Streams of a corpus where h_4 is a linear function of h_0 and of h_2, another one
+    for every seed.
+    """
     turns = np.linalg.qr(np.random.default_rng(seed).normal(size=(2, D, D)))[0]
     start = np.random.default_rng([seed, n]).normal(size=(n, D))
     streams = {0: start, 2: start @ turns[0], 4: 3 * start @ turns[1]}
@@ -33,7 +37,9 @@ def world(seed, n=150):
 @pytest.mark.parametrize("intercept", [False, True])
 def test_fits_are_least_squares_on_nested_examples(intercept):
     streams = world(0)
-    streams[4] = streams[4] + np.random.default_rng(1).normal(size=streams[4].shape).astype(np.float32)
+    streams[4] = streams[4] + np.random.default_rng(1).normal(size=streams[4].shape).astype(
+        np.float32
+    )
     few, many = travel.fit_sizes("a", streams, [80, 120], intercept=intercept, seed=3)
     order = np.random.default_rng(3).permutation(150)
     for fit, n in ((few, 80), (many, 120)):
@@ -57,7 +63,11 @@ def rows(gpt2):
     """Two corpora, maps of both from 100 examples, and of the first from 70."""
     fits = travel.fit_sizes("a", world(0), [70, 100]) + travel.fit_sizes("b", world(1), [100])
     held_out = {"a": world(0, 200), "b": world(1, 200)}
-    return [row for corpus, streams in held_out.items() for row in travel.cross_rows(gpt2, fits, corpus, streams)]
+    return [
+        row
+        for corpus, streams in held_out.items()
+        for row in travel.cross_rows(gpt2, fits, corpus, streams)
+    ]
 
 
 def find(rows, **wanted):
@@ -67,7 +77,8 @@ def find(rows, **wanted):
 def test_rows_cover_all_pairs_sizes_layers_and_metrics(rows):
     assert len(rows) == 2 * (3 + 1) * 2 * 5  # evaluation corpora, fits and id, layers, metrics
     cells = {
-        tuple(row[key] for key in ("map", "fit_corpus", "eval_corpus", "n_fit", "layer", "metric")) for row in rows
+        tuple(row[key] for key in ("map", "fit_corpus", "eval_corpus", "n_fit", "layer", "metric"))
+        for row in rows
     }
     assert len(cells) == len(rows)
     assert {row["target"] for row in rows} == {4}
@@ -87,7 +98,10 @@ def test_a_map_is_perfect_at_home_and_not_abroad(rows):
         assert np.allclose(find(rows, **at_home, metric="r2"), 1, atol=1e-4)
         assert max(find(rows, **abroad, metric="precision@1")) < 0.5
         assert max(find(rows, **abroad, metric="r2")) < 0.5
-        assert min(find(rows, **abroad, metric="surprisal")) > max(find(rows, **at_home, metric="surprisal")) + 1
+        assert (
+            min(find(rows, **abroad, metric="surprisal"))
+            > max(find(rows, **at_home, metric="surprisal")) + 1
+        )
 
 
 def test_figures_are_those_of_a_plain_computation(gpt2, rows):
@@ -95,11 +109,18 @@ def test_figures_are_those_of_a_plain_computation(gpt2, rows):
     (fit,) = travel.fit_sizes("a", world(0), [70])
     for layer in (0, 2):
         where = {"eval_corpus": "b", "layer": layer}
-        for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fit.maps[layer](streams[layer])))):
+        for name, stand_in in (
+            ("id", streams[layer]),
+            ("mat", np.asarray(fit.maps[layer](streams[layer]))),
+        ):
             n = {"map": name, "n_fit": 70 if name == "mat" else 0}
             top, full = logits(gpt2, stand_in).argmax(-1), logits(gpt2, streams[4]).argmax(-1)
-            assert find(rows, **where, **n, metric="precision@1") == [pytest.approx(float((top == full).mean()))]
-            assert find(rows, **where, **n, metric="r2") == [pytest.approx(r2_score(streams[4], stand_in), rel=1e-4)]
+            assert find(rows, **where, **n, metric="precision@1") == [
+                pytest.approx(float((top == full).mean()))
+            ]
+            assert find(rows, **where, **n, metric="r2") == [
+                pytest.approx(r2_score(streams[4], stand_in), rel=1e-4)
+            ]
 
 
 def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
@@ -111,7 +132,10 @@ def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
         rows = travel.cross_rows(gpt2, fits, "b", streams, groups=sentences, seed=seed)
         found[seed] = {(r["map"], r["layer"]): r for r in rows if r["metric"] == "precision@1"}
     for layer in (0, 2):
-        for name, stand_in in (("id", streams[layer]), ("mat", np.asarray(fits[0].maps[layer](streams[layer])))):
+        for name, stand_in in (
+            ("id", streams[layer]),
+            ("mat", np.asarray(fits[0].maps[layer](streams[layer]))),
+        ):
             hits = np.asarray(logits(gpt2, stand_in).argmax(-1) == full, float)
             low, high = by_hand(lambda chosen, hits=hits: hits[chosen].mean(), sentences, seed=3)
             row = found[3][name, layer]
@@ -122,7 +146,9 @@ def test_intervals_are_over_sentences_and_follow_the_seed(gpt2):
 
 def test_the_final_layer_alone_is_refused(tmp_path):
     _, said = run("cross_corpus", *on("gpt2", tmp_path), "--layers=4", code=1)
-    assert said.endswith("error: --layers=4 is the final layer, to which every map leads: name one of 0 .. 3.\n")
+    assert said.endswith(
+        "error: --layers=4 is the final layer, to which every map leads: name one of 0 .. 3.\n"
+    )
 
 
 def test_sizes():
@@ -137,23 +163,33 @@ def test_sizes():
 def test_means_over_layers(rows):
     means = travel.over_layers(rows)
     assert len(means) * 2 == len(rows)
-    chosen = {"map": "mat", "fit_corpus": "b", "eval_corpus": "a", "n_fit": 100, "metric": "precision@5"}
+    chosen = {
+        "map": "mat",
+        "fit_corpus": "b",
+        "eval_corpus": "a",
+        "n_fit": 100,
+        "metric": "precision@5",
+    }
     assert find(means, **chosen) == [pytest.approx(np.mean(find(rows, **chosen)))]
 
 
-# --- the experiment ---------------------------------------------------------------------------------------------------
+# --- the experiment -------------------------------------------------------------------------------
 
 
 def few(split, start, count):
     """Some sentences of a split."""
     lengths, begin = split.lengths[start : start + count], split.starts[start]
-    return Split(split.tokens[begin : begin + lengths.sum()], lengths, split.positions[start : start + count])
+    return Split(
+        split.tokens[begin : begin + lengths.sum()], lengths, split.positions[start : start + count]
+    )
 
 
 @pytest.mark.slow
 def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
     for k, name in enumerate(("one", "two")):
-        examples = Examples(few(gpt2_examples.fit, 100 * k, 100), few(gpt2_examples.eval, 30 * k, 30))
+        examples = Examples(
+            few(gpt2_examples.fit, 100 * k, 100), few(gpt2_examples.eval, 30 * k, 30)
+        )
         save_examples(tmp_path / f"{name}.npz", examples)
     corpora = [f"{tmp_path}/one.npz", f"{tmp_path}/two.npz"]
     common = ["--model=tests/data/reference/gpt2", f"--out={tmp_path}/out", "--layers=1,3"]
@@ -164,7 +200,14 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
     assert {row["layer"] for row in rows} == {1, 3}
     for a in corpora:
         for b in corpora:
-            assert min(find(rows, fit_corpus=a, eval_corpus=b, n_fit=100, layer=3, metric="precision@1")) > 0.5
+            assert (
+                min(
+                    find(
+                        rows, fit_corpus=a, eval_corpus=b, n_fit=100, layer=3, metric="precision@1"
+                    )
+                )
+                > 0.5
+            )
     assert {"pairs.png", "learning_curve.png"} <= set(os.listdir(tmp_path / "out"))
     _, said = run("cross_corpus", *common, f"--corpora={corpora[0]},{corpora[0]}", code=1)
     assert "names a corpus twice" in said
@@ -183,17 +226,25 @@ def test_the_study_is_called_from_python(tmp_path):
     model, tokenizer = jmat.load(REFERENCE / "gpt2")
     texts = text().read_text("utf-8").splitlines()[:260]
     corpora = {"first": texts[:120], "second": texts[120:]}
-    results = cross_corpus.run(model, corpora, cross_corpus.Options(sizes=(70,), layers=(2,)), tokenizer=tokenizer)
+    results = cross_corpus.run(
+        model, corpora, cross_corpus.Options(sizes=(70,), layers=(2,)), tokenizer=tokenizer
+    )
     pairs = {(row["fit_corpus"], row["eval_corpus"]) for row in results.rows if row["map"] == "mat"}
     assert pairs == {(a, b) for a in corpora for b in corpora}
-    assert {(row["layer"], row["target"], row["n_fit"]) for row in results.rows} == {(2, 4, 0), (2, 4, 70)}
+    assert {(row["layer"], row["target"], row["n_fit"]) for row in results.rows} == {
+        (2, 4, 0),
+        (2, 4, 70),
+    }
     assert set(results.text) == set(corpora)
     assert set(results.save(tmp_path)) == {"results.json", "pairs.png", "learning_curve.png"}
     assert "mean over layers; fitted on 70 examples" in results.table()
     for wrong, message in (
         ({"layers": (4,)}, "layers=4 is the final layer"),
         ({"layers": (9,)}, "layers has '9'; choose from 0, 1, 2, 3, 4"),
-        ({"sizes": (5000,)}, "sizes has 5000; expected 1 to 90, the fit examples of the smallest corpus"),
+        (
+            {"sizes": (5000,)},
+            "sizes has 5000; expected 1 to 90, the fit examples of the smallest corpus",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             cross_corpus.run(model, corpora, cross_corpus.Options(**wrong), tokenizer=tokenizer)

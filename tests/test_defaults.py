@@ -1,4 +1,6 @@
-"""Fields that a config.json leaves out mean what they mean to transformers, in every family."""
+"""Fields that a config.json leaves out mean what they mean to transformers, in every
+family.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,9 @@ BESIDE = {
 def test_absent_fields_are_those_of_transformers(family, fields):
     given = fields.get(family, {})
     full = transformers.AutoConfig.for_model(family, **given).to_dict()
-    whole = models.config_from_hf({name: value for name, value in full.items() if value is not None})
+    whole = models.config_from_hf(
+        {name: value for name, value in full.items() if value is not None}
+    )
     assert models.config_from_hf({"model_type": family, **given}) == whole
 
 
@@ -41,7 +45,13 @@ def test_norms_add_what_those_of_transformers_add(case):
 
 
 def yarn(**fields):
-    return {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0, "original_max_position_embeddings": 64, **fields}
+    return {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 1000.0,
+        "original_max_position_embeddings": 64,
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,8 @@ def yarn(**fields):
         yarn(attention_factor=0.7),
         yarn(mscale=0.7),
         yarn(mscale=0.7, mscale_all_dim=0.3),
-        # Few turns and a small base: the ramp ends beyond the last pair, at 3/4 of the coordinates, or beyond them.
+        # Few turns and a small base: the ramp ends beyond the last pair, at 3/4 of the coordinates,
+        # or beyond them.
         yarn(rope_theta=10.0, original_max_position_embeddings=200, beta_fast=30.0),
         yarn(rope_theta=4.0, original_max_position_embeddings=200, beta_fast=20.0, truncate=False),
         {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0},
@@ -64,8 +75,12 @@ def yarn(**fields):
     ids=str,
 )  # fmt: skip
 def test_scaled_rotary_positions_are_those_of_transformers(scaling):
-    case = families.llama("scaled", head_dim=32, max_position_embeddings=800, rope_parameters=scaling)
-    theirs, amplitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](transformers.LlamaConfig(**case.fields))
+    case = families.llama(
+        "scaled", head_dim=32, max_position_embeddings=800, rope_parameters=scaling
+    )
+    theirs, amplitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](
+        transformers.LlamaConfig(**case.fields)
+    )
     ours = families.config_of(case).rotary
     np.testing.assert_allclose(rotary.frequencies(ours), theirs, rtol=3e-7)
     assert ours.amplitude == pytest.approx(amplitude)

@@ -1,4 +1,6 @@
-"""Every public name, and every study, has an example in its docstring, and the examples run."""
+"""Every public name, and every study, has an example in its docstring, and the examples
+run.
+"""
 
 import ast
 import doctest
@@ -12,7 +14,8 @@ import jmat
 from jmat import studies
 
 ROOM = pathlib.Path(studies.__file__).parent
-# The docstring of `run` of every study, by the study's name; read as text, since to import all of them takes long.
+# The docstring of `run` of every study, by the study's name; read as text, since to import all of
+# them takes long.
 STUDIES = {
     path.parent.name if path.name == "study.py" else path.stem: ast.get_docstring(node)
     for path in sorted(ROOM.glob("**/*.py"))

@@ -35,7 +35,9 @@ def test_exits_at_the_first_layer_strictly_above():
 
 
 def test_a_level_that_is_reached_on_a_plateau_is_reached_where_that_begins():
-    """Two of three examples are right from block 1 to block 3: the level 2/3 takes one block."""
+    """Two of three examples are right from block 1 to block 3: the level 2/3 takes one
+    block.
+    """
     exits = np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4]])
     hits = np.array([[0, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1]], float)
     assert layers_at(Outcome(exits, hits), 2 / 3, np.ones((1, 3))) == pytest.approx([1.0])
@@ -71,15 +73,21 @@ def test_patience_counts_agreeing_layers():
 
 def test_layers_at_interpolates():
     # Mean blocks 2, 4, 6 with precision 0.5, 0.75, 1: 0.9 is reached at 4 + 2 * 0.6.
-    result = Outcome(np.array([[2] * 4, [4] * 4, [6] * 4]), np.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1.0]]))
+    result = Outcome(
+        np.array([[2] * 4, [4] * 4, [6] * 4]),
+        np.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1.0]]),
+    )
     assert layers_at(result, 0.9, np.ones((1, 4)))[0] == pytest.approx(5.2)
     assert layers_at(result, 0.4, np.ones((1, 4)))[0] == pytest.approx(2)
 
 
 def test_calibration_counts_one_example_a_sentence():
     sentences = np.repeat(np.arange(60), 3)
-    hits = np.tile(np.arange(180) % 3 == 0, (2, 1)).astype(float)  # only first examples agree with the full model
-    outcomes = {(name, "gap"): ((0.5, 1.0), Outcome(np.ones((2, 180)), hits)) for name in ("mat", "id")}
+    # only first examples agree with the full model
+    hits = np.tile(np.arange(180) % 3 == 0, (2, 1)).astype(float)
+    outcomes = {
+        (name, "gap"): ((0.5, 1.0), Outcome(np.ones((2, 180)), hits)) for name in ("mat", "id")
+    }
     rows = calibration_rows(outcomes, sentences, delta=0.3, epsilon=0.05)
     assert [row["value"] for row in rows if row["metric"] == "disagreement"] == [0, 0]
     assert {row["n"] for row in rows} == {30}
@@ -120,14 +128,19 @@ def test_a_fixed_exit_pays_for_its_prediction(gpt2):
     L, head, jump = config.layers, head_flops(config), map_flops(config)
     fixed = exit_flops(config, np.arange(L + 1)[:, None], tokens, check_every=L)[:, 0]
     blocks = [layer * block_flops(config, 5, 3.0) for layer in range(L + 1)]
-    assert fixed == pytest.approx([*(work + jump + head for work in blocks[:-1]), blocks[-1] + head])
-    [[between]] = exit_flops(config, np.array([[3]]), tokens, check_every=2)  # a check at 2, none at 3
+    assert fixed == pytest.approx(
+        [*(work + jump + head for work in blocks[:-1]), blocks[-1] + head]
+    )
+    # a check at 2, none at 3
+    [[between]] = exit_flops(config, np.array([[3]]), tokens, check_every=2)
     assert between == pytest.approx(blocks[3] + 2 * (jump + head))
 
 
 def test_a_generated_token_by_hand():
     """gpt2-docs has 8 blocks x 192 and 4,096 words; the 15th token looks at 15."""
-    config = config_from_hf({"model_type": "gpt2", "n_layer": 8, "n_embd": 192, "n_head": 6, "vocab_size": 4096})
+    config = config_from_hf(
+        {"model_type": "gpt2", "n_layer": 8, "n_embd": 192, "n_head": 6, "vocab_size": 4096}
+    )
     projections, feed_forward, attention = 2 * 192 * 4 * 192, 2 * 2 * 192 * 768, 4 * 192 * 15
     block, head, jump = projections + feed_forward + attention, 2 * 192 * 4096, 2 * 192 * 192
     tokens = np.array([15])
@@ -147,7 +160,10 @@ def test_rows_have_the_cost_of_a_generated_token(gpt2, bert):
         L = config.layers
         exits = np.stack([np.arange(n) % L + 1, np.full(n, L)])
         read = Reading(
-            dict.fromkeys(("precision@1", "precision@5", "precision@10", "surprisal"), np.ones((n, L + 1))), {}
+            dict.fromkeys(
+                ("precision@1", "precision@5", "precision@10", "surprisal"), np.ones((n, L + 1))
+            ),
+            {},
         )
         rows = exit_rows(config, "mat", read, exits, [{"lambda": 0.1}, {"lambda": 1.0}], split)
         ratios = [row["value"] for row in rows if row["metric"] == "flops_ratio_token"]

@@ -1,4 +1,6 @@
-"""Early exit's figures from a reading of all layers, worked out example by example in plain Python."""
+"""Early exit's figures from a reading of all layers, worked out example by example in
+plain Python.
+"""
 
 import numpy as np
 import pytest
@@ -9,14 +11,28 @@ from jmat.data.examples import Split
 from jmat.maps.types import Constant
 from jmat.models.flops import block_flops, head_flops, map_flops
 from jmat.studies.early_exit import curves
-from jmat.studies.early_exit.curves import calibration_rows, curve_rows, lowest_keeping, padded, timing_rows
+from jmat.studies.early_exit.curves import (
+    calibration_rows,
+    curve_rows,
+    lowest_keeping,
+    padded,
+    timing_rows,
+)
 from jmat.studies.early_exit.rows import CONFIDENCES, METRICS, PROBABILITIES, reading, thresholds_of
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, Outcome
 
 L, N, V, WORDS, EVERY = 5, 40, 50, 7, 2
-CONFIG = models.config_from_hf({"model_type": "gpt2", "n_layer": L, "n_embd": 8, "n_head": 2, "vocab_size": V})
+CONFIG = models.config_from_hf(
+    {"model_type": "gpt2", "n_layer": L, "n_embd": 8, "n_head": 2, "vocab_size": V}
+)
 BERT = models.config_from_hf(
-    {"model_type": "bert", "num_hidden_layers": L, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": V}
+    {
+        "model_type": "bert",
+        "num_hidden_layers": L,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "vocab_size": V,
+    }
 )
 
 
@@ -52,7 +68,10 @@ def confidence_by_hand(values, name, kind, layer, example):
     read = values[name, layer]
     if kind == "patience":
         run = 0
-        while layer > run and values[name, layer - run - 1]["top_1"][example] == read["top_1"][example]:
+        while (
+            layer > run
+            and values[name, layer - run - 1]["top_1"][example] == read["top_1"][example]
+        ):
             run += 1
         return run
     if kind == "entropy":
@@ -70,7 +89,9 @@ def exit_by_hand(values, name, kind, example, sure):
 
 
 def flops_by_hand(layer, position, kind, name, *, token=False):
-    """Blocks over all tokens, or over the last alone, then checks: with a short list the whole head once more."""
+    """Blocks over all tokens, or over the last alone, then checks: with a short list
+    the whole head once more.
+    """
     context = position + 1 if token else np.mean([t + 1 for t in range(position + 1)])
     work = layer * block_flops(CONFIG, 1 if token else position + 1, context)
     jump = map_flops(CONFIG) if name == "mat" else 0  # `id` maps nothing
@@ -83,10 +104,14 @@ def flops_by_hand(layer, position, kind, name, *, token=False):
 
 
 def check_flops(mine, layers, positions, kind, name):
-    """The rows' work, and its ratio to that of all blocks without a check, for all tokens and for the last alone."""
+    """The rows' work, and its ratio to that of all blocks without a check, for all
+    tokens and for the last alone.
+    """
     for token, suffix in ((False, ""), (True, "_token")):
         given = {"name": name, "token": token}
-        work = np.mean([flops_by_hand(at, t, kind, **given) for at, t in zip(layers, positions, strict=True)])
+        work = np.mean(
+            [flops_by_hand(at, t, kind, **given) for at, t in zip(layers, positions, strict=True)]
+        )
         full = np.mean([flops_by_hand(L, t, "fixed", **given) for t in positions])
         assert mine[f"flops_ratio{suffix}"] == pytest.approx(work / full)
         if not token:
@@ -125,13 +150,21 @@ def test_curves_are_the_rule_applied_example_by_example(split, values, name, kin
         for metric in METRICS:
             by_hand = np.mean([values[name, layer][metric][n] for n, layer in enumerate(layers)])
             assert mine[metric]["value"] == pytest.approx(by_hand), metric
-        check_flops({metric: row["value"] for metric, row in mine.items()}, layers, split.positions, kind, name)
+        check_flops(
+            {metric: row["value"] for metric, row in mine.items()},
+            layers,
+            split.positions,
+            kind,
+            name,
+        )
         assert mine["layers"]["value"] == pytest.approx(np.mean(layers))
         assert {row["n"] for row in mine.values()} == {N}
 
 
 def test_the_fixed_exit_is_every_layer_in_turn(split, values):
-    rows, outcomes = curve_rows(CONFIG, values, split, "jmat", {"check_every": EVERY, "words": WORDS})
+    rows, outcomes = curve_rows(
+        CONFIG, values, split, "jmat", {"check_every": EVERY, "words": WORDS}
+    )
     for name in ("mat", "id"):
         grid, found = outcomes[name, "fixed"]
         assert list(grid) == list(range(L + 1))
@@ -153,16 +186,24 @@ def test_thresholds_by_protocol_and_kind():
         assert (name, grid) == ("lambda", [0.5])
         np.testing.assert_allclose(found, paper)
     fixed = 0.9 * 0.5 + 0.1 * np.exp(-4 * 3 / 5)  # the released code's BERT: always position 3
-    np.testing.assert_allclose(thresholds_of("short_gap", [0.5], positions, BERT, "din2023")[2], [[fixed] * 3])
+    np.testing.assert_allclose(
+        thresholds_of("short_gap", [0.5], positions, BERT, "din2023")[2], [[fixed] * 3]
+    )
     assert thresholds_of("entropy", [], positions, BERT, "jmat")[0] == "threshold"
 
 
 def test_a_reading_puts_layers_side_by_side(values):
     read = reading(values, "id", CONFIG)
     for layer in range(L + 1):
-        assert read.metrics["precision@5"][:, layer].tolist() == values["id", layer]["precision@5"].tolist()
+        assert (
+            read.metrics["precision@5"][:, layer].tolist()
+            == values["id", layer]["precision@5"].tolist()
+        )
         assert read.confidence["gap"][:, layer].tolist() == values["id", layer]["gap"].tolist()
-        assert read.confidence["short_gap"][:, layer].tolist() == values["id", layer]["short_gap"].tolist()
+        assert (
+            read.confidence["short_gap"][:, layer].tolist()
+            == values["id", layer]["short_gap"].tolist()
+        )
 
 
 def test_the_lowest_threshold_that_keeps_the_level():
@@ -175,7 +216,9 @@ def test_the_lowest_threshold_that_keeps_the_level():
 
 
 def test_calibration_is_on_even_sentences_and_measured_on_odd_ones():
-    """Sentences in turn: those of even index agree from 0.4 on, the others at 1 alone, where they run other layers."""
+    """Sentences in turn: those of even index agree from 0.4 on, the others at 1 alone,
+    where they run other layers.
+    """
     S = 400
     sentences = np.repeat(np.arange(S), 2)
     grid = (0.2, 0.4, 1.0)
@@ -193,7 +236,8 @@ def test_calibration_is_on_even_sentences_and_measured_on_odd_ones():
         assert mine["layers"]["value"] == 4
         assert {row["n"] for row in mine.values()} == {S // 2}
         assert {(row["delta"], row["epsilon"]) for row in mine.values()} == {(0.2, 0.01)}
-    # 200 sentences without an error: exp(−2 · 200 · δ²) is above ε for δ = 0.1 and below it for δ = 0.11.
+    # 200 sentences without an error: exp(−2 · 200 · δ²) is above ε for δ = 0.1 and below it for δ =
+    # 0.11.
     for delta, expected in ((0.1, None), (0.11, 0.4)):
         lam = calibration_rows(outcomes, sentences, delta=delta, epsilon=0.01)[0]["value"]
         assert lam == expected
@@ -202,7 +246,10 @@ def test_calibration_is_on_even_sentences_and_measured_on_odd_ones():
 def test_a_threshold_that_fails_ends_the_calibration():
     hits = np.ones((3, 400))
     hits[1] = 0  # the middle one fails: the lowest, though right, is not reached
-    outcomes = {(name, "gap"): ((0.2, 0.4, 1.0), Outcome(np.ones((3, 400), int), hits)) for name in ("mat", "id")}
+    outcomes = {
+        (name, "gap"): ((0.2, 0.4, 1.0), Outcome(np.ones((3, 400), int), hits))
+        for name in ("mat", "id")
+    }
     assert calibration_rows(outcomes, np.arange(400), delta=0.2, epsilon=0.05)[0]["value"] == 1.0
 
 
@@ -222,9 +269,13 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
     """Which examples run, at which thresholds, and what their seconds become."""
     count, seconds = 6, {"full": 4.0, "naive": 6.0, "cheap": 3.0}
     model, ran = models.build(CONFIG, nnx.Rngs(0)), []
-    monkeypatch.setattr(curves, "run_fully", lambda *given: ran.append(("full", given[1:], None, None)))
     monkeypatch.setattr(
-        curves, "run_until_sure", lambda _, *given: ran.append(("early", given[:3], given[3], given[4]))
+        curves, "run_fully", lambda *given: ran.append(("full", given[1:], None, None))
+    )
+    monkeypatch.setattr(
+        curves,
+        "run_until_sure",
+        lambda _, *given: ran.append(("early", given[:3], given[3], given[4])),
     )
     batches = []
 
@@ -259,7 +310,10 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
             assert lengths[mine].max() <= T < lengths[mine].max() + 16
             cut = min(T, whole.shape[1])
             np.testing.assert_array_equal(tokens[:, :cut], whole[mine, :cut])
-            assert (length.tolist(), position.tolist()) == (lengths[mine].tolist(), positions[mine].tolist())
+            assert (length.tolist(), position.tolist()) == (
+                lengths[mine].tolist(),
+                positions[mine].tolist(),
+            )
             assert kind == ("full" if name == "full" else "early")
             if name != "full":
                 lam, layers = (0.2, [1, 2, 3, 4]) if name == "naive" else (0.5, [2, 4])
@@ -269,7 +323,9 @@ def test_wall_clock_rows_with_a_clock_that_is_faked(split, monkeypatch):
                 assert rule.words is (None if name == "naive" else words)
     for size in (1, count):
         mine = [row for row in rows if row["batch"] == size]
-        taken = {row["check"]: row["value"] for row in mine if row["metric"] == "seconds_per_example"}
+        taken = {
+            row["check"]: row["value"] for row in mine if row["metric"] == "seconds_per_example"
+        }
         assert taken == {name: value / count for name, value in seconds.items()}
         ratios = {row["check"]: row["value"] for row in mine if row["metric"] == "time_ratio"}
         assert ratios == {"naive": 1.5, "cheap": 0.75}

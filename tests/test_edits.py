@@ -1,4 +1,6 @@
-"""Edits of what a model computes, at every site, everywhere or at some tokens; parts of the model as stand-ins."""
+"""Edits of what a model computes, at every site, everywhere or at some tokens; parts of
+the model as stand-ins.
+"""
 
 import inspect
 
@@ -18,10 +20,20 @@ from tests.programs import programs
 CASES = [
     hf.gpt2("edits"),
     hf.bert("edits", type_ids=False),
-    *(BY_NAME[name] for name in ("llama-plain", "gpt_neox-parallel", "bloom-from-norm", "opt-350m", "gpt_neo-plain")),
+    *(
+        BY_NAME[name]
+        for name in (
+            "llama-plain",
+            "gpt_neox-parallel",
+            "bloom-from-norm",
+            "opt-350m",
+            "gpt_neo-plain",
+        )
+    ),
 ]
 rng = np.random.default_rng(0)
-# Padding on the right, on the left, on both sides, none; T = 8, so that rows are not padded further.
+# Padding on the right, on the left, on both sides, none; T = 8, so that rows are not padded
+# further.
 MASK = np.array([[1] * 5 + [0] * 3, [0] * 3 + [1] * 5, [0, 0] + [1] * 4 + [0, 0], [1] * 8], bool)
 TOKENS = rng.integers(0, 37, MASK.shape, dtype=np.int32)
 FIRST, LENGTH = MASK.argmax(1), MASK.sum(1)
@@ -47,12 +59,20 @@ def changeable(model, heads=True):
     """The sites of block 0, of one head, and those outside blocks."""
     c = model.config
     block = ("block.0.", "block.0.attn.head.1") if heads else ("block.0.",)
-    names = [name for name in replaceable(c.layers, c.heads) if ".head." not in name or name in block]
-    return [name for name in names if name == "block.0" or name.startswith("block.0.") or not name.startswith("block.")]
+    names = [
+        name for name in replaceable(c.layers, c.heads) if ".head." not in name or name in block
+    ]
+    return [
+        name
+        for name in names
+        if name == "block.0" or name.startswith("block.0.") or not name.startswith("block.")
+    ]
 
 
 def by_token(name, value):
-    """The values with the axis of tokens (of queries, for scores and patterns) as the second."""
+    """The values with the axis of tokens (of queries, for scores and patterns) as the
+    second.
+    """
     return np.moveaxis(value, 2, 1) if is_square(name) else value
 
 
@@ -62,7 +82,9 @@ def keep_given(given, _):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_site_of_every_family_takes_an_edit_everywhere_and_at_tokens(case):
-    """All sites at once, each with random values: a site that passed its edit over would show other ones."""
+    """All sites at once, each with random values: a site that passed its edit over
+    would show other ones.
+    """
     model = hf.ours(case)
     names = changeable(model)
     plain = values(model, names)
@@ -71,14 +93,18 @@ def test_every_site_of_every_family_takes_an_edit_everywhere_and_at_tokens(case)
         assert by_token(name, value).shape == (4, 8, *expected), name
     given = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in plain.items()}
     given["block.0.attn.z"][:, :, 1] = given["block.0.attn.head.1"]
-    everywhere = {name: Edit(jax.tree_util.Partial(keep_given, value)) for name, value in given.items()}
+    everywhere = {
+        name: Edit(jax.tree_util.Partial(keep_given, value)) for name, value in given.items()
+    }
     for name, value in values(model, names, everywhere).items():
         np.testing.assert_array_equal(value, given[name], err_msg=name)
 
     here = np.zeros(MASK.shape, bool)
     here[ROWS, FIRST], here[ROWS, FIRST + LENGTH - 1] = True, True
     at = np.stack([FIRST, FIRST + LENGTH - 1], axis=1)
-    some = {name: Constant(by_token(name, value)[ROWS[:, None], at]) for name, value in given.items()}
+    some = {
+        name: Constant(by_token(name, value)[ROWS[:, None], at]) for name, value in given.items()
+    }
     kept = values(model, names, {name: At([0, -1], stand_in) for name, stand_in in some.items()})
     for name, value in kept.items():
         value, expected = by_token(name, value), by_token(name, given[name])
@@ -107,7 +133,9 @@ def test_the_embedding_is_replaced_by_a_constant(gpt2):
         kept = values(gpt2, "embed", {"embed": Constant(value)})["embed"]
         np.testing.assert_array_equal(kept, np.broadcast_to(value, (4, 8, 16)))
     np.testing.assert_allclose(
-        values(gpt2, "embed", {"embed": Add(np.ones(16))})["embed"], values(gpt2, "embed")["embed"] + 1, atol=1e-6
+        values(gpt2, "embed", {"embed": Add(np.ones(16))})["embed"],
+        values(gpt2, "embed")["embed"] + 1,
+        atol=1e-6,
     )
 
 
@@ -116,7 +144,9 @@ def columns(position):
     return FIRST + np.where(position < 0, LENGTH + position, position)
 
 
-@pytest.mark.parametrize("position", [0, -1, np.array([0, 1, -1, 6])], ids=["first", "last", "each"])
+@pytest.mark.parametrize(
+    "position", [0, -1, np.array([0, 1, -1, 6])], ids=["first", "last", "each"]
+)
 def test_one_token_is_changed_and_no_other(gpt2, position):
     here = np.zeros(MASK.shape, bool)
     here[ROWS, columns(np.asarray(position))] = True
@@ -135,11 +165,17 @@ def test_a_position_reads_and_patches_the_same_token(gpt2, name):
     np.testing.assert_allclose(source, whole[ROWS, columns(-1)], atol=1e-6)
     for patched in (At(-1, Constant(source)), At(last, Constant(source))):
         np.testing.assert_array_equal(values(gpt2, name, {name: patched}, read_at=-1)[name], source)
-        np.testing.assert_array_equal(values(gpt2, name, {name: patched}, read_at=last)[name], source)
+        np.testing.assert_array_equal(
+            values(gpt2, name, {name: patched}, read_at=last)[name], source
+        )
     two = values(gpt2, name, other, read_at=[0, -1])[name]
-    np.testing.assert_allclose(two, np.stack([whole[ROWS, columns(p)] for p in (0, -1)], axis=1), atol=1e-6)
+    np.testing.assert_allclose(
+        two, np.stack([whole[ROWS, columns(p)] for p in (0, -1)], axis=1), atol=1e-6
+    )
     each = np.tile([[0, -1]], (4, 1))
-    np.testing.assert_array_equal(values(gpt2, name, {name: At([0, -1], Constant(two))}, read_at=each)[name], two)
+    np.testing.assert_array_equal(
+        values(gpt2, name, {name: At([0, -1], Constant(two))}, read_at=each)[name], two
+    )
 
 
 def test_stand_ins_at_a_token_see_the_input_of_the_part(gpt2):
@@ -154,7 +190,9 @@ def test_stand_ins_at_a_token_see_the_input_of_the_part(gpt2):
     kept = values(gpt2, "block.1", {"block.1": At(-1, Identity())}, read_at=-1)["block.1"]
     np.testing.assert_array_equal(kept, plain["block.0"][ROWS, columns(-1)])
     whole = values(gpt2, "block.1.attn", {"block.1.attn": gpt2.blocks[0].attn})["block.1.attn"]
-    some = values(gpt2, "block.1.attn", {"block.1.attn": At(-1, gpt2.blocks[0].attn)}, read_at=-1)["block.1.attn"]
+    some = values(gpt2, "block.1.attn", {"block.1.attn": At(-1, gpt2.blocks[0].attn)}, read_at=-1)[
+        "block.1.attn"
+    ]
     np.testing.assert_allclose(some, whole[ROWS, columns(-1)], atol=1e-6)
 
 
@@ -168,7 +206,7 @@ def test_edits_of_embedding_norm_and_head_at_a_token_are_read_there_too(gpt2):
                                3 * jmat.logits(gpt2, jnp.ones((2, 16))), rtol=1e-5)  # fmt: skip
 
 
-# --- parts of the model -----------------------------------------------------------------------------------------------
+# --- parts of the model ---------------------------------------------------------------------------
 
 
 def test_parts_of_the_model_stand_in_for_themselves(small):
@@ -176,7 +214,11 @@ def test_parts_of_the_model_stand_in_for_themselves(small):
     plain = values(model, "logits")["logits"]
     blocks = model.blocks
     for sites in (
-        {"block.1.attn": blocks[1].attn, "block.0.ffn": blocks[0].ffn, "block.1.ln_2": blocks[1].ln_2},
+        {
+            "block.1.attn": blocks[1].attn,
+            "block.0.ffn": blocks[0].ffn,
+            "block.1.ln_2": blocks[1].ln_2,
+        },
         {"block.0": blocks[0], "block.1": blocks[1]},
         {"final_norm": model.final_norm},
         {"block.1.attn": OfBlock(blocks[1].attn, 1)},
@@ -196,19 +238,31 @@ INDEXED = [
 def test_a_part_behaves_as_in_its_own_block(case):
     model = hf.ours(case)
     last = model.config.layers - 1
-    site, x = f"block.{last}.attn", jnp.asarray(rng.normal(size=(1, 8, model.config.width)), jnp.float32)
-    own = jmat.run(model, x, keep="block.0.attn", sites={"block.0.ln_1": Identity()})[1]["block.0.attn"]
-    for stand_in in (model.blocks[0].attn, At(list(range(8)), model.blocks[0].attn), OfBlock(model.blocks[0].attn, 0)):
+    site, x = (
+        f"block.{last}.attn",
+        jnp.asarray(rng.normal(size=(1, 8, model.config.width)), jnp.float32),
+    )
+    own = jmat.run(model, x, keep="block.0.attn", sites={"block.0.ln_1": Identity()})[1][
+        "block.0.attn"
+    ]
+    for stand_in in (
+        model.blocks[0].attn,
+        At(list(range(8)), model.blocks[0].attn),
+        OfBlock(model.blocks[0].attn, 0),
+    ):
         sites = {site: stand_in, f"block.{last}.ln_1": Identity()}
         there = jmat.run(model, x, start=last, keep=site, sites=sites)[1][site]
         np.testing.assert_allclose(there, own, atol=1e-5)
     other = hf.ours(case, seed=1)
-    with pytest.raises(ValueError, match=rf"site '{site}' is a part of another model whose attention depends on its"):
+    with pytest.raises(
+        ValueError,
+        match=rf"site '{site}' is a part of another model whose attention depends on its",
+    ):
         jmat.run(model, x, sites={site: other.blocks[0].attn})
     jmat.run(model, x, sites={site: OfBlock(other.blocks[0].attn, 0)})
 
 
-# --- compiling and differentiating ------------------------------------------------------------------------------------
+# --- compiling and differentiating ----------------------------------------------------------------
 
 
 def triple(y):
@@ -216,7 +270,9 @@ def triple(y):
 
 
 def test_other_values_and_positions_compile_nothing(gpt2):
-    """Nor does the order in which sites are kept, nor a plain function that was used before."""
+    """Nor does the order in which sites are kept, nor a plain function that was used
+    before.
+    """
 
     def passes(seed):
         v = jax.random.normal(jax.random.key(seed), (16,))
@@ -233,7 +289,9 @@ def test_other_values_and_positions_compile_nothing(gpt2):
     first, before = passes(0), programs()
     second = passes(1)
     assert programs() == before
-    assert list(first) == list(second)[::-1] == ["logits", "block.1", "block.1.attn", "block.1.attn.q"]
+    assert (
+        list(first) == list(second)[::-1] == ["logits", "block.1", "block.1.attn", "block.1.attn.q"]
+    )
     assert not np.allclose(first["logits"], second["logits"])
 
 
@@ -258,7 +316,9 @@ def test_gradients_go_through_edits(gpt2):
 def test_an_edited_part_is_computed_and_a_replaced_one_is_not_traced(gpt2, monkeypatch):
     calls = []
     original = type(gpt2.blocks[0].ffn).hidden
-    monkeypatch.setattr(type(gpt2.blocks[0].ffn), "hidden", lambda *given: calls.append(1) or original(*given))
+    monkeypatch.setattr(
+        type(gpt2.blocks[0].ffn), "hidden", lambda *given: calls.append(1) or original(*given)
+    )
     tokens = TOKENS[:3, :7]  # another shape: nothing is traced already
     jmat.run(gpt2, tokens, sites={"block.0.ffn": Constant(jnp.ones(16))}, stop=1)
     jmat.run(gpt2, tokens, sites={"block.0.ffn.hidden": Zero()}, stop=1)
@@ -267,7 +327,7 @@ def test_an_edited_part_is_computed_and_a_replaced_one_is_not_traced(gpt2, monke
     assert calls
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 OUTSIDE = "site 'block.1': At position {} at .* is outside the text of row {}, which has {} tokens: expected -{} .. {}"
 
@@ -318,18 +378,24 @@ def test_positions_on_a_device_are_not_checked_and_never_reach_padding(gpt2):
 
 
 def test_an_edit_returns_floats(gpt2):
-    with pytest.raises(ValueError, match=r"edit for site 'block\.1' returned bool; expected floats"):
+    with pytest.raises(
+        ValueError, match=r"edit for site 'block\.1' returned bool; expected floats"
+    ):
         jmat.run(gpt2, np.zeros((1, 4), int), sites={"block.1": jmat.Edit(lambda y: y > 0)})
 
 
-SHARP = jax.tree_util.Partial(lambda factor, scores: jax.nn.softmax(factor * scores, axis=-1), np.float32(2))
+SHARP = jax.tree_util.Partial(
+    lambda factor, scores: jax.nn.softmax(factor * scores, axis=-1), np.float32(2)
+)
 
 
 @pytest.mark.parametrize("positions", [3, [1, 3], np.array([0, 2, 1, 5])])
 def test_a_stand_in_for_the_pattern_at_some_queries_sees_their_masked_scores(gpt2, positions):
     """The softmax of doubled scores, at these queries alone."""
     tokens, pattern, T = TOKENS[:, :6], "block.1.attn.pattern", 6
-    scores = np.asarray(jmat.run(gpt2, tokens, keep="block.1.attn.scores")[1]["block.1.attn.scores"], np.float64)
+    scores = np.asarray(
+        jmat.run(gpt2, tokens, keep="block.1.attn.scores")[1]["block.1.attn.scores"], np.float64
+    )
     scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
     plain, sharp = (np.exp(f * scores) / np.exp(f * scores).sum(-1, keepdims=True) for f in (1, 2))
     wanted = plain.copy()

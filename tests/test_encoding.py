@@ -1,4 +1,6 @@
-"""Text becomes the same tokens for every part of jmat: BOS once in front, no EOS, long and odd texts as they are."""
+"""Text becomes the same tokens for every part of jmat: BOS once in front, no EOS, long
+and odd texts as they are.
+"""
 
 import logging
 import os
@@ -21,14 +23,23 @@ from tests import llama_tokenizer
 from tests.empty import empty_model
 from tests.test_reference import REFERENCE
 
-TEXTS = ["Return the sum of two arrays", "Return None if there is no value", "the name of the file", "x = 12"] * 3
+TEXTS = [
+    "Return the sum of two arrays",
+    "Return None if there is no value",
+    "the name of the file",
+    "x = 12",
+] * 3
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["bos", "bos and eos"])
 def llama(request):
-    """A tokenizer that puts `<s>` in front of a text, and one that also puts `</s>` behind it."""
+    """A tokenizer that puts `<s>` in front of a text, and one that also puts `</s>`
+    behind it.
+    """
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=llama_tokenizer.llama(eos=request.param), **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=llama_tokenizer.llama(eos=request.param), **names
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +82,9 @@ def encode_choice(tokenizer, prompt, choice, limit):
 
 def test_every_part_reads_the_same_tokens(llama, monkeypatch):
     wanted = [expected(llama, text) for text in TEXTS]
-    assert all(llama(text)["input_ids"][: len(ids)] == ids for text, ids in zip(TEXTS, wanted, strict=True))
+    assert all(
+        llama(text)["input_ids"][: len(ids)] == ids for text, ids in zip(TEXTS, wanted, strict=True)
+    )
     for protocol in ("din2023", "jmat"):
         options = {"protocol": protocol, "max_length": 64, "seed": 0, "masked": False}
         examples = make_examples(TEXTS, TEXTS[:2], llama, **options)
@@ -116,7 +129,9 @@ def test_a_choice_keeps_bos_where_the_prompt_loses_its_beginning(llama):
     passage = encode_choice(llama, prompt, choice, 12)
     assert passage.tokens.tolist() == [1, *whole[-11:]]
     assert passage.tokens[passage.scored_from :].tolist() == whole[len(alone) :]
-    with pytest.raises(ValueError, match=f"has {len(whole) - len(alone)} tokens; the model reads 3 in all"):
+    with pytest.raises(
+        ValueError, match=f"has {len(whole) - len(alone)} tokens; the model reads 3 in all"
+    ):
         encode_choice(llama, prompt, choice, 3)
 
 
@@ -136,10 +151,18 @@ def test_special_tokens_of_masked_and_causal_models(llama, byte_level, bert):
 
 
 def test_jmat_leaves_out_bos(llama, byte_level):
-    options = {"protocol": "jmat", "max_length": 64, "seed": 0, "masked": False, "positions_per_sentence": 100}
+    options = {
+        "protocol": "jmat",
+        "max_length": 64,
+        "seed": 0,
+        "masked": False,
+        "positions_per_sentence": 100,
+    }
 
     def positions(**skips):
-        return make_examples(TEXTS[:1], TEXTS[1:2], llama, **options, **skips).fit.positions.tolist()
+        return make_examples(
+            TEXTS[:1], TEXTS[1:2], llama, **options, **skips
+        ).fit.positions.tolist()
 
     length = len(expected(llama, TEXTS[0]))
     assert positions() == [*range(1, length)]
@@ -153,13 +176,17 @@ def test_jmat_leaves_out_bos(llama, byte_level):
 def test_the_end_is_kept_where_the_tokenizer_says_so(byte_level):
     text = "Return the sum of two arrays of the file"
     own = byte_level(text)["input_ids"]
-    left = PreTrainedTokenizerFast(tokenizer_object=byte_level.backend_tokenizer, truncation_side="left")
+    left = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level.backend_tokenizer, truncation_side="left"
+    )
     for tokenizer, kept in ((byte_level, own[:4]), (left, own[-4:])):
         (tokens,) = encoding.encode([text], tokenizer, 4, encoding.SpecialTokens())
         assert tokens.tolist() == kept
 
 
-def test_giant_texts_are_cut_before_they_become_tokens(byte_level, llama, bert, caplog, monkeypatch):
+def test_giant_texts_are_cut_before_they_become_tokens(
+    byte_level, llama, bert, caplog, monkeypatch
+):
     text = " ".join(llama_tokenizer.lines(800)) * 3
     sizes = []
 
@@ -169,7 +196,10 @@ def test_giant_texts_are_cut_before_they_become_tokens(byte_level, llama, bert, 
 
     for tokenizer in (byte_level, llama):
         whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="jmat.data.encoding"):
+        with (
+            monkeypatch.context() as patch,
+            caplog.at_level(logging.WARNING, logger="jmat.data.encoding"),
+        ):
             patch.setattr(encoding, "_ids", watched)
             (tokens,) = encoding.encode([text], tokenizer, 128, encoding.SpecialTokens())
             end = encoding.ending(text, tokenizer, 128)
@@ -190,7 +220,9 @@ def test_a_giant_line_is_scored_in_parts(byte_level, caplog, monkeypatch):
     assert "1 of 1 texts are longer than 1000 characters" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["bad \ud800 here", "x \udc00 y", b"bad \xff byte".decode("utf-8", "surrogateescape")])
+@pytest.mark.parametrize(
+    "text", ["bad \ud800 here", "x \udc00 y", b"bad \xff byte".decode("utf-8", "surrogateescape")]
+)
 def test_half_characters_are_one_sentence(byte_level, text):
     with pytest.raises(
         ValueError, match=r"is no Unicode text: character \d+, in '.*', is half of a character"
@@ -212,7 +244,9 @@ def test_exploding_regular_expressions_are_one_sentence(capfd, monkeypatch):
     assert "\n" not in str(caught.value)
     assert "panicked" not in capfd.readouterr().err
     monkeypatch.setattr(encoding, "_SECONDS", -1.0)
-    with pytest.raises(ValueError, match=r"regular expression in its tokenizer\.json takes exponential time"):
+    with pytest.raises(
+        ValueError, match=r"regular expression in its tokenizer\.json takes exponential time"
+    ):
         encoding.encode(["ab"] * 20, tokenizer, 64, encoding.SpecialTokens())
 
 
@@ -232,6 +266,12 @@ def test_other_messages_on_standard_error_are_passed_on(capfd):
 def test_a_masked_model_without_cls_is_not_probed(llama):
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "[MASK]": 1, "one": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", mask_token="[MASK]")
-    with pytest.raises(ValueError, match=r"probed at \[CLS\], and its tokenizer puts no token in front"):
-        labelled_examples(["one one"] * 8, ["a", "b"] * 4, tokenizer, max_length=16, masked=True, seed=0)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", mask_token="[MASK]"
+    )
+    with pytest.raises(
+        ValueError, match=r"probed at \[CLS\], and its tokenizer puts no token in front"
+    ):
+        labelled_examples(
+            ["one one"] * 8, ["a", "b"] * 4, tokenizer, max_length=16, masked=True, seed=0
+        )

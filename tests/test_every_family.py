@@ -1,4 +1,6 @@
-"""What the experiments are made of works on every architecture: maps, sub-modules, early exit, other corpora."""
+"""What the experiments are made of works on every architecture: maps, sub-modules,
+early exit, other corpora.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,11 @@ def figures(rows):
 
 
 def pair_figures(rows):
-    return {(row["map"], row["layer"], row["target"]): row["value"] for row in rows if row["metric"] == "r2"}
+    return {
+        (row["map"], row["layer"], row["target"]): row["value"]
+        for row in rows
+        if row["metric"] == "r2"
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -54,7 +60,10 @@ def test_shortcuts_sub_modules_and_exits(case):
     mask_token = None if model.config.causal else MASK_TOKEN
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
-    fit, held_out = (capture(model, mask_positions(split, mask_token), keep) for split in (examples.fit, examples.eval))
+    fit, held_out = (
+        capture(model, mask_positions(split, mask_token), keep)
+        for split in (examples.fit, examples.eval)
+    )
     final = held_out[streams[L]]
 
     jumps, _ = fit_jumps([fit[site] for site in streams])
@@ -84,7 +93,9 @@ def test_shortcuts_sub_modules_and_exits(case):
 
 
 def check_parts(model, examples, fit, held_out, mask_token):
-    """Replaced parts, at the sampled position alone where that is enough, equal the same surgery on whole sentences."""
+    """Replaced parts, at the sampled position alone where that is enough, equal the
+    same surgery on whole sentences.
+    """
     L = model.config.layers
     parts = fit_parts(fit, blocks=range(L))
     drawn = resamples(examples.eval.positions, samples=3)
@@ -92,7 +103,9 @@ def check_parts(model, examples, fit, held_out, mask_token):
     assert len(scores) == 4 * L
     for (part, i, _), score in scores.items():
         x, y = (held_out[f"block.{i}.{part}{end}"] for end in (".in", ""))
-        assert score == pytest.approx(r2_score(y, np.asarray(parts[part, i](x))), rel=1e-4, abs=1e-4), (part, i)
+        assert score == pytest.approx(
+            r2_score(y, np.asarray(parts[part, i](x))), rel=1e-4, abs=1e-4
+        ), (part, i)
     plans = {
         name: {0: {at: linear for at, linear in parts.items() if at[0] in replaced}}
         for name, replaced in {**ABLATIONS, "all": ALL}.items()
@@ -112,7 +125,9 @@ def check_parts(model, examples, fit, held_out, mask_token):
 def check_exits(model, split, values, maps, mask_token):
     """The pass that truly stops leaves where the curve says."""
     L = model.config.layers
-    rows, outcomes = curve_rows(model.config, values, split, "jmat", {"check_every": 1, "words": 10})
+    rows, outcomes = curve_rows(
+        model.config, values, split, "jmat", {"check_every": 1, "words": 10}
+    )
     for name in ("mat", "id"):
         hits = values[name, 1]["precision@1"]  # the lowest threshold always leaves at layer 1
         mine = {row["metric"]: row["value"] for row in rows

@@ -54,17 +54,22 @@ def test_token_ids_outside_the_vocabulary_are_refused(ids, message):
 
 @pytest.mark.parametrize("rows", [None, [0, 0, 2]])
 def test_examples_survive_the_disk(tmp_path, rows):
-    examples = Examples(fit=make_split([3, 1, 4], [2, 0, 3]), eval=make_split([5, 6, 2], [1, 4, 1], rows, seed=1))
+    examples = Examples(
+        fit=make_split([3, 1, 4], [2, 0, 3]), eval=make_split([5, 6, 2], [1, 4, 1], rows, seed=1)
+    )
     path = tmp_path / "examples.bin"  # the name is taken as it is
     save_examples(path, examples)
     with np.load(path) as file:
-        assert set(file.files) == {f"{p}_{f}" for p in ("fit", "eval") for f in ("tokens", "lengths", "positions")} | (
-            {"eval_rows"} if rows else set()
-        )
+        assert set(file.files) == {
+            f"{p}_{f}" for p in ("fit", "eval") for f in ("tokens", "lengths", "positions")
+        } | ({"eval_rows"} if rows else set())
     loaded = load_examples(path)
     for part in ("fit", "eval"):
         for field in ("tokens", "lengths", "positions", "rows"):
-            after, before = getattr(getattr(loaded, part), field), getattr(getattr(examples, part), field)
+            after, before = (
+                getattr(getattr(loaded, part), field),
+                getattr(getattr(examples, part), field),
+            )
             np.testing.assert_array_equal(after, before)
             assert after.dtype == np.int32
 
@@ -83,13 +88,20 @@ def written(tmp_path, **changes):
 def test_sentences_in_both_parts_are_counted():
     tokens = np.array([1, 2, 3, 1, 2, 4, 1], np.int32)
     fit = Split(tokens, np.array([3, 2, 2], np.int32), np.zeros(3, np.int32))  # 123, 12, 41
-    held_out = Split(np.array([1, 2, 1, 1, 2, 4, 1], np.int32), np.array([2, 1, 2, 2], np.int32), np.zeros(4, np.int32))
+    held_out = Split(
+        np.array([1, 2, 1, 1, 2, 4, 1], np.int32),
+        np.array([2, 1, 2, 2], np.int32),
+        np.zeros(4, np.int32),
+    )
     assert count_shared(Examples(fit, held_out)) == 3  # 12, 12 and 41, but not 1
     assert count_shared(Examples(fit, fit)) == 3
 
 
 def test_int64_is_read_as_int32(tmp_path):
-    assert load_examples(written(tmp_path, fit_tokens=np.array([5, 6, 7]))).fit.tokens.dtype == np.int32
+    assert (
+        load_examples(written(tmp_path, fit_tokens=np.array([5, 6, 7]))).fit.tokens.dtype
+        == np.int32
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,10 @@ def test_int64_is_read_as_int32(tmp_path):
         ({"eval_tokens": np.array([[5, 6, 7]])}, r"eval: an array is int64\[1, 3\]"),
         ({"fit_tokens": np.array([5, 6, 2**31])}, "fit: a number does not fit int32"),
         ({"fit_tokens": np.array([5, 6])}, "fit: the lengths add up to 3, for 2 tokens"),
-        ({"fit_positions": np.array([2, 0])}, "fit: example 0 is at position 2 of a sentence of 2 tokens"),
+        (
+            {"fit_positions": np.array([2, 0])},
+            "fit: example 0 is at position 2 of a sentence of 2 tokens",
+        ),
         ({"eval_rows": np.array([0, 7])}, "eval: example 1 is in sentence 7 of 2"),
         ({"fit_tokens": np.array([{}, {}, {}], object)}, "not a readable .npz"),
     ],
@@ -143,8 +158,13 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 def npz_with(path, name, shape, zeros):
     """Adds an array to an .npz: a header of this shape, then so many bytes of zeros."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<i4", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{name}.npy", "w") as part:
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<i4", "fortran_order": False, "shape": shape}
+    )
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{name}.npy", "w") as part,
+    ):
         part.write(header.getvalue())
         for _ in range(zeros >> 20):
             part.write(bytes(1 << 20))
@@ -167,10 +187,20 @@ def test_arrays_that_announce_more_than_the_file_can_hold_are_refused(tmp_path, 
     npz_with(path, "fit_tokens", (3 << 23,), 3 << 25)  # 100 MB of zeros in 100 kB
     assert peak_of(lambda: refused("it announces 100663")) < 2**22
     liar = tmp_path / "liar.npz"
-    np.savez(liar, **{f"{s}_{f}": np.ones(1, np.int32) for s in ("fit", "eval") for f in ("lengths", "positions")})
+    np.savez(
+        liar,
+        **{
+            f"{s}_{f}": np.ones(1, np.int32)
+            for s in ("fit", "eval")
+            for f in ("lengths", "positions")
+        },
+    )
     npz_with(liar, "fit_tokens", (2**40,), 1 << 20)
     path = liar
-    assert peak_of(lambda: refused("an array announces 4398046511104 bytes, and 1048576 follow")) < 2**22
+    assert (
+        peak_of(lambda: refused("an array announces 4398046511104 bytes, and 1048576 follow"))
+        < 2**22
+    )
     content = bytearray((tmp_path / "bomb.npz").read_bytes())
     place = content.rindex(b"PK\x01\x02") + 24  # the size in the zip's directory
     content[place : place + 4] = (1000).to_bytes(4, "little")

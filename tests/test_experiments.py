@@ -1,4 +1,6 @@
-"""The scripts as users run them: figures equal the reference, mistakes end in one sentence and exit code 1."""
+"""The scripts as users run them: figures equal the reference, mistakes end in one
+sentence and exit code 1.
+"""
 
 import ast
 import importlib.metadata
@@ -46,11 +48,17 @@ SCRIPTS = (
 def test_layer_jump(tmp_path, family):
     printed, _ = run("layer_jump", *on(family, tmp_path))
     figures = json.loads((REFERENCE / family / "figures.json").read_text())["rows"]
-    check(rows_of(tmp_path), [r for r in figures if r["map"] in ("mat", "id") and "layer" in r and r["metric"] != "r2"])
+    check(
+        rows_of(tmp_path),
+        [r for r in figures if r["map"] in ("mat", "id") and "layer" in r and r["metric"] != "r2"],
+    )
     assert (tmp_path / "layer_jump.png").read_bytes().startswith(b"\x89PNG")
     maps, info = read_maps(tmp_path)
     assert info.n == 1500
-    examples, model = load_examples(REFERENCE / family / "examples.npz"), jmat.load(REFERENCE / family)[0]
+    examples, model = (
+        load_examples(REFERENCE / family / "examples.npz"),
+        jmat.load(REFERENCE / family)[0],
+    )
     results = json.loads((tmp_path / "results.json").read_text())
     source = str(REFERENCE / family / "examples.npz")
     prints = {"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}
@@ -70,9 +78,18 @@ def test_layer_jump(tmp_path, family):
 def test_submodule_ablation_and_subsets(tmp_path):
     run("submodule_ablation", *on("gpt2", tmp_path, maps="mat_attn,mat_ffn", layers="1,3"))
     rows = [row for row in rows_of(tmp_path) if row["map"] in ("mat_attn", "mat_ffn")]
-    assert {(row["map"], row["layer"]) for row in rows} == {(m, i) for m in ("mat_attn", "mat_ffn") for i in (1, 3)}
+    assert {(row["map"], row["layer"]) for row in rows} == {
+        (m, i) for m in ("mat_attn", "mat_ffn") for i in (1, 3)
+    }
     figures = json.loads((REFERENCE / "gpt2" / "figures.json").read_text())["rows"]
-    check(rows, [row for row in figures if row["map"] in ("mat_attn", "mat_ffn") and row["layer"] in (1, 3)])
+    check(
+        rows,
+        [
+            row
+            for row in figures
+            if row["map"] in ("mat_attn", "mat_ffn") and row["layer"] in (1, 3)
+        ],
+    )
     assert {row["metric"] for row in rows} >= {"recall@5", "kl", "perplexity"}
 
 
@@ -86,7 +103,14 @@ def test_early_exit_reports_cost_and_calibration(tmp_path):
     figures = json.loads((REFERENCE / "gpt2" / "figures.json").read_text())["rows"]
     check(rows, [row for row in figures if "lambda" in row])
     metrics = {row["metric"] for row in rows}
-    assert metrics >= {"flops", "flops_ratio", "layers_saved@0.95", "layers_saved@0.90", "time_ratio", "disagreement"}
+    assert metrics >= {
+        "flops",
+        "flops_ratio",
+        "layers_saved@0.95",
+        "layers_saved@0.90",
+        "time_ratio",
+        "disagreement",
+    }
     assert {row["confidence"] for row in rows if "confidence" in row} == {
         "gap",
         "max_probability",
@@ -138,7 +162,10 @@ def mistakes(tmp_path):
     return {
         "no such model": ([*base, "--model=./nowhere"], "there is no folder ./nowhere"),
         "no such hub model": ([*base, "--model=nobody/nothing"], "no model 'nobody/nothing'"),
-        "no such examples": ([*base, f"--examples={tmp_path}/none.npz"], "there is no examples file"),
+        "no such examples": (
+            [*base, f"--examples={tmp_path}/none.npz"],
+            "there is no examples file",
+        ),
         "truncated examples": ([*base, f"--examples={cut}"], "not a readable .npz"),
         "token out of range": ([*base, npz(fit_tokens=tokens)], "token id 768"),
         "lengths do not add up": ([*base, npz(fit_lengths=lengths + 1)], "add up"),
@@ -149,10 +176,19 @@ def mistakes(tmp_path):
         "another run's folder": ([*base, f"--out={foreign}"], "belongs to experiment r2"),
         "positional argument": ([*base, "stray"], "stray"),
         "unknown flag": ([*base, "--protocoll=din2023"], "protocoll"),
-        "a process that joins nobody": ([*base, "--process_id=1"], "--process_id without --coordinator"),
+        "a process that joins nobody": (
+            [*base, "--process_id=1"],
+            "--process_id without --coordinator",
+        ),
         "a name too long": ([*base, "--examples=" + "x" * 300], "xxx…: File name too long."),
-        "a long sentence for a name": ([*base[:1], *base[2:], "--corpus=" + "word " * 80], "…: File name too long."),
-        "a model's name too long": ([*base, "--model=" + "x" * 300], f"no model '{'x' * 118}…: not bundled"),
+        "a long sentence for a name": (
+            [*base[:1], *base[2:], "--corpus=" + "word " * 80],
+            "…: File name too long.",
+        ),
+        "a model's name too long": (
+            [*base, "--model=" + "x" * 300],
+            f"no model '{'x' * 118}…: not bundled",
+        ),
         "no folder": ([*base, "--out="], "--out is empty; expected a folder"),
         "bad flag value": ([*base, "--num_fit=-3"], "num_fit"),
     }
@@ -203,7 +239,14 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
 
 def test_help():
     stdout, _ = run("layer_jump", "--help")
-    for word in ("Measures ", "python -m experiments.layer_jump", "--model", "--num_fit", "--protocol", "--out"):
+    for word in (
+        "Measures ",
+        "python -m experiments.layer_jump",
+        "--model",
+        "--num_fit",
+        "--protocol",
+        "--out",
+    ):
         assert word in stdout, word
 
 
@@ -231,11 +274,23 @@ OWN = {
         ("--weights=1,-1", "--weights has '-1'; expected numbers from 0 on"),
         ("--weights=nan", "--weights has 'nan'"),
         ("--kinds=", "--kinds and --weights name no model"),
-        ("--pretrain='--steps=3", "--pretrain='--steps=3 does not read as flags: No closing quotation"),
-        *((f"--pretrain={own}", f"--pretrain has {own}, which the study sets itself") for own in OWN["pretrain"]),
-        *((f"--measure=--seed=1 {own}", f"--measure has {own}, which the study sets itself") for own in OWN["measure"]),
+        (
+            "--pretrain='--steps=3",
+            "--pretrain='--steps=3 does not read as flags: No closing quotation",
+        ),
+        *(
+            (f"--pretrain={own}", f"--pretrain has {own}, which the study sets itself")
+            for own in OWN["pretrain"]
+        ),
+        *(
+            (f"--measure=--seed=1 {own}", f"--measure has {own}, which the study sets itself")
+            for own in OWN["measure"]
+        ),
         ("--pretrain=--flagfile=nowhere", "--pretrain=--flagfile=nowhere does not read as flags: "),
-        ("--pretrain=--layer=3", "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line"),
+        (
+            "--pretrain=--layer=3",
+            "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line",
+        ),
         pytest.param(
             "--measure=--corpus=tests/data/docstrings.txt --num_fit=999999",
             "linearity does not take --corpus=tests/data/docstrings.txt --num_fit=999999: corpus ",
@@ -253,12 +308,16 @@ def test_a_study_finds_its_own_flags_in_files_of_flags(tmp_path):
     (tmp_path / "flags").write_text("--layers=1\n--regularizer=cosine\n")
     given = f"--pretrain=--flagfile={tmp_path / 'flags'}"
     _, said = run("regularizer_study", given, f"--out={tmp_path / 'out'}", code=1)
-    assert said.startswith("error: --pretrain has --regularizer=cosine, which the study sets itself: leave it out.")
+    assert said.startswith(
+        "error: --pretrain has --regularizer=cosine, which the study sets itself: leave it out."
+    )
 
 
 @pytest.mark.parametrize("earlier", [None, ["--steps=2"], "damaged"])
 def test_a_step_of_a_study_is_done_once_for_the_same_flags(tmp_path, earlier, monkeypatch):
-    """Its own flags come last, where they win; the folder is the step's, and nothing else in it is touched."""
+    """Its own flags come last, where they win; the folder is the step's, and nothing
+    else in it is touched.
+    """
     ran = []
     monkeypatch.setattr(steps, "run_child", lambda command: ran.append(command) or 0)
     (tmp_path / "results.json").write_text('{"rows": []}')
@@ -274,20 +333,34 @@ def test_a_step_of_a_study_is_done_once_for_the_same_flags(tmp_path, earlier, mo
         *([] if earlier is None else ["--overwrite"]),
     ]
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(ValueError, match=r"results\.json is damaged"):  # the step has run again, and left it as it was
+    # the step has run again, and left it as it was
+    with pytest.raises(ValueError, match=r"results\.json is damaged"):
         steps.step("pretrain", tmp_path, *given)
     assert len(ran) == 2
     (tmp_path / "results.json").write_text('{"rows": []}')
-    steps.step("pretrain", tmp_path, *given, trained=["--layers=2"])  # the model that it measures is another one
+    # the model that it measures is another one
+    steps.step("pretrain", tmp_path, *given, trained=["--layers=2"])
     assert len(ran) == 3
     assert (tmp_path / "notes").read_text() == "precious"
 
 
 def test_a_study_reports_one_figure_a_layer_and_metric():
     wanted = {"linearity": ("mat",), "layers_saved@0.95": ("mat", "id")}
-    rows = [{"map": name, "layer": 0, "metric": "linearity", "value": 1.0} for name in ("mat", "ln_1", "ffn")]
-    rows += [{"map": name, "metric": "layers_saved@0.95", "value": 0.5, "confidence": "gap"} for name in ("mat", "id")]
+    rows = [
+        {"map": name, "layer": 0, "metric": "linearity", "value": 1.0}
+        for name in ("mat", "ln_1", "ffn")
+    ]
+    rows += [
+        {"map": name, "metric": "layers_saved@0.95", "value": 0.5, "confidence": "gap"}
+        for name in ("mat", "id")
+    ]
     rows += [{"map": "mat", "metric": "layers_saved@0.95", "value": 0.4, "confidence": "entropy"}]
-    found = [(row["map"], row["of"], row["metric"]) for row in reported("none", {"rows": rows}, wanted)]
+    found = [
+        (row["map"], row["of"], row["metric"]) for row in reported("none", {"rows": rows}, wanted)
+    ]
     saved = "layers_saved@0.95"
-    assert found == [("none", "mat", "linearity"), ("none, mat", "mat", saved), ("none, id", "id", saved)]
+    assert found == [
+        ("none", "mat", "linearity"),
+        ("none, mat", "mat", saved),
+        ("none, id", "id", saved),
+    ]

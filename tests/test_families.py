@@ -33,7 +33,7 @@ def model(request):
     return hf.ours(BY_NAME[request.param])
 
 
-# --- positions --------------------------------------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------------------
 
 
 def test_padding_on_either_side_changes_nothing(model):
@@ -42,21 +42,29 @@ def test_padding_on_either_side_changes_nothing(model):
     alone, _ = jmat.run(model, tokens)
     for left, right in ((4, 0), (0, 4), (3, 1)):
         pad = ((0, 0), (left, right))
-        padded, _ = jmat.run(model, np.pad(tokens, pad, constant_values=1), mask=np.pad(np.ones((1, 7), bool), pad))
+        padded, _ = jmat.run(
+            model, np.pad(tokens, pad, constant_values=1), mask=np.pad(np.ones((1, 7), bool), pad)
+        )
         np.testing.assert_allclose(padded[:, left : left + 7], alone, rtol=0, atol=2e-5)
 
 
 def test_packed_texts_are_blind_to_one_another(model):
     rng = np.random.default_rng(1)
-    texts = {2: rng.integers(2, 37, (1, 7), dtype=np.int32), 9: rng.integers(2, 37, (1, 1), dtype=np.int32)}
-    tokens, segments = np.ones((1, 11), np.int32), np.zeros((1, 11), np.int32)  # padding before, between and after
+    texts = {
+        2: rng.integers(2, 37, (1, 7), dtype=np.int32),
+        9: rng.integers(2, 37, (1, 1), dtype=np.int32),
+    }
+    # padding before, between and after
+    tokens, segments = np.ones((1, 11), np.int32), np.zeros((1, 11), np.int32)
     for number, (start, text) in enumerate(texts.items(), start=1):
         where = np.s_[:, start : start + text.shape[1]]
         tokens[where], segments[where] = text, number
     packed, _ = jmat.run(model, tokens, segments=segments)
     for start, text in texts.items():
         alone, _ = jmat.run(model, text)
-        np.testing.assert_allclose(packed[:, start : start + text.shape[1]], alone, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            packed[:, start : start + text.shape[1]], alone, rtol=0, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "opt-plain", "roberta-plain", "bloom-plain"])
@@ -65,9 +73,11 @@ def test_longest_text(name, tmp_path):
     case = BY_NAME[name]
     torch_model = hf.make(case)
     model, _ = jmat.load(hf.save(torch_model, tmp_path))
-    longest = {"roberta-plain": 30, "bloom-plain": 300}.get(name, 32)  # RoBERTa's table holds the padding id's rows too
+    # RoBERTa's table holds the padding id's rows too
+    longest = {"roberta-plain": 30, "bloom-plain": 300}.get(name, 32)
     if name == "bloom-plain":
-        assert model.config.num_positions == 2048  # as BLOOM was trained; nothing in the file bounds it
+        # as BLOOM was trained; nothing in the file bounds it
+        assert model.config.num_positions == 2048
     else:
         assert model.config.num_positions == longest
         with pytest.raises(ValueError, match=f"has positions for {longest}"):
@@ -100,7 +110,9 @@ def test_rotary_turns_pairs_by_position():
 
     assert product(3, 1) == pytest.approx(product(12, 10), abs=1e-5)
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
-    np.testing.assert_array_equal(turned(q, jnp.full((1, 1), 9, jnp.int32), plain)[..., 4:], q[..., 4:])
+    np.testing.assert_array_equal(
+        turned(q, jnp.full((1, 1), 9, jnp.int32), plain)[..., 4:], q[..., 4:]
+    )
 
 
 def test_rotary_fields_old_and_new_mean_the_same():
@@ -109,7 +121,9 @@ def test_rotary_fields_old_and_new_mean_the_same():
     old = dict(new)
     theta, kind = old.pop("rope_theta"), old.pop("rope_type")
     for scaling in ({**old, "type": kind}, {**old, "rope_type": kind}):
-        assert config_of(case, rope_parameters=None, rope_theta=theta, rope_scaling=scaling) == config_of(case)
+        assert config_of(
+            case, rope_parameters=None, rope_theta=theta, rope_scaling=scaling
+        ) == config_of(case)
     # Up to the longest text, `dynamic` is no scaling at all.
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": theta}
     default = {"rope_type": "default", "rope_theta": theta}
@@ -118,12 +132,15 @@ def test_rotary_fields_old_and_new_mean_the_same():
 
 
 def test_pythia_fields_old_and_new_mean_the_same():
-    case = families.gpt_neox("new", rope_parameters={"rope_theta": 300.0, "partial_rotary_factor": 0.5})
+    case = families.gpt_neox(
+        "new", rope_parameters={"rope_theta": 300.0, "partial_rotary_factor": 0.5}
+    )
     old = {"rotary_emb_base": 300, "rotary_pct": 0.5, "rope_scaling": None}
     assert config_of(case, rope_parameters=None, **old) == config_of(case)
     both = {"rope_theta": 300, "partial_rotary_factor": 0.5}
     assert config_of(case, rope_parameters=None, **old, **both) == config_of(case)
-    assert config_of(case, rope_parameters=None).rotary == Rotary(width=4, theta=10000.0)  # a quarter of 16
+    # a quarter of 16
+    assert config_of(case, rope_parameters=None).rotary == Rotary(width=4, theta=10000.0)
 
 
 @pytest.mark.parametrize("heads", [*range(1, 13), 16, 20, 71, 112])
@@ -143,7 +160,9 @@ def test_windows_by_config():
     assert config_of(mistral).windows == (4, 4)
     assert config_of(mistral, sliding_window=32).windows == ()  # no text can exceed it
     assert config_of(qwen).windows == (32, 3)
-    assert config_of(qwen, use_sliding_window=False, layer_types=["full_attention"] * 2).windows == ()
+    assert (
+        config_of(qwen, use_sliding_window=False, layer_types=["full_attention"] * 2).windows == ()
+    )
     assert config_of(BY_NAME["gpt_neo-plain"]).windows == (32, 3, 32, 3)
 
 
@@ -154,7 +173,7 @@ def test_blocks_with_different_windows_share_one_program():
     assert stack._block._cache_size() == before + 1
 
 
-# --- wiring -----------------------------------------------------------------------------------------------------------
+# --- wiring ---------------------------------------------------------------------------------------
 
 
 def test_residual_identities():
@@ -174,7 +193,9 @@ def test_residual_identities():
         v = {part: acts[f"block.1.{part}"] for part in names}
         v |= {"in": acts["block.0"], "norm": model.blocks[1].ln_2}
         same = np.testing.assert_array_equal
-        np.testing.assert_allclose(v["mid"], v[residual] + v["attn"], rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            v["mid"], v[residual] + v["attn"], rtol=0, atol=1e-5, err_msg=name
+        )
         np.testing.assert_allclose(acts["block.1"], out(v), rtol=0, atol=1e-5, err_msg=name)
         if ln_2_reads is None:  # post-norm
             same(v["attn.in"], v["in"])
@@ -189,7 +210,9 @@ def test_residual_identities():
 
 @pytest.mark.parametrize("name", ["llama-multi-query", "qwen3-alternate", "bloom-plain"])
 def test_heads_one_at_a_time_are_attention(name):
-    """A head that is touched is computed alone: with its own share of keys, values, slopes."""
+    """A head that is touched is computed alone: with its own share of keys, values,
+    slopes.
+    """
     model = hf.ours(BY_NAME[name])
     tokens = np.random.default_rng(0).integers(2, 37, (2, 8), dtype=np.int32)
     heads = tuple(f"block.1.attn.head.{h}" for h in range(model.config.heads))
@@ -197,12 +220,16 @@ def test_heads_one_at_a_time_are_attention(name):
     _, whole = jmat.run(model, tokens, keep=("block.1.attn",))
     np.testing.assert_allclose(apart["block.1.attn"], whole["block.1.attn"], rtol=0, atol=1e-5)
     side_by_side = jnp.concatenate([apart[head] for head in heads], axis=-1)
-    np.testing.assert_allclose(model.blocks[1].attn.o(side_by_side), whole["block.1.attn"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        model.blocks[1].attn.o(side_by_side), whole["block.1.attn"], rtol=0, atol=1e-5
+    )
     assert float(jnp.abs(apart[heads[0]] - apart[heads[1]]).max()) > 1e-2
 
 
 def test_final_norm_and_head_of_opt_350m():
-    """The projection down to the token table belongs to the head: `final_norm` is D wide, and the identity."""
+    """The projection down to the token table belongs to the head: `final_norm` is D
+    wide, and the identity.
+    """
     model = hf.ours(BY_NAME["opt-350m"])
     x, acts = jmat.run(model, np.full((1, 3), 5, np.int32), keep=("final_norm", "logits"))
     np.testing.assert_array_equal(acts["final_norm"], x)

@@ -1,4 +1,6 @@
-"""The files of each family: tensors and config fields under old and new names, and what is refused."""
+"""The files of each family: tensors and config fields under old and new names, and what
+is refused.
+"""
 
 import json
 import math
@@ -22,7 +24,7 @@ def refused(case, words, **changes):
         config_of(case, **changes)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def logits_of(model):
@@ -41,12 +43,16 @@ def test_saved_model_loads_in_transformers(name, tmp_path):
     checkpoint.save_model(tmp_path / "ours", model)
     again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for (key, ours), theirs_ in zip(again.state_dict().items(), theirs.state_dict().values(), strict=True):
+    for (key, ours), theirs_ in zip(
+        again.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs_, err_msg=key)
 
 
 def rewritten(case, folder, change):
-    """A case as jmat loads it after its tensors' names went through `change`: dict → dict."""
+    """A case as jmat loads it after its tensors' names went through `change`: dict →
+    dict.
+    """
     hf.save(hf.make(case), folder)
     tensors = change(load_file(folder / "model.safetensors"))
     save_file({key: value.clone() for key, value in tensors.items()}, folder / "model.safetensors")
@@ -64,7 +70,10 @@ OLD_NAMES = {
         lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)},
     ),
     "opt-decoder-prefix": ("opt-plain", renamed("model.decoder.", "decoder.")),
-    "opt-head-stored": ("opt-plain", lambda t: {**t, "lm_head.weight": t["model.decoder.embed_tokens.weight"]}),
+    "opt-head-stored": (
+        "opt-plain",
+        lambda t: {**t, "lm_head.weight": t["model.decoder.embed_tokens.weight"]},
+    ),
     "gpt_neox-new-head": ("gpt_neox-parallel", renamed("embed_out.", "lm_head.")),
     "gpt_neox-old-head": ("gpt_neox-parallel", renamed("lm_head.", "embed_out.")),
     "gpt_neox-buffers": (
@@ -89,7 +98,10 @@ OLD_NAMES = {
     ),
     "distilbert-tied-stored": (
         "distilbert-plain",
-        lambda t: {**t, "vocab_projector.weight": t["distilbert.embeddings.word_embeddings.weight"]},
+        lambda t: {
+            **t,
+            "vocab_projector.weight": t["distilbert.embeddings.word_embeddings.weight"],
+        },
     ),
     "gpt_neo-buffers": (
         "gpt_neo-plain",
@@ -113,14 +125,21 @@ def test_head_stored_under_two_names_is_refused(tmp_path):
     case = BY_NAME["gpt_neox-parallel"]
     with pytest.raises(ValueError, match="is the same tensor as another"):
         rewritten(
-            case, tmp_path, lambda t: {**t, **{f"{n}.weight": torch.ones(37, 48) for n in ("lm_head", "embed_out")}}
+            case,
+            tmp_path,
+            lambda t: {
+                **t,
+                **{f"{n}.weight": torch.ones(37, 48) for n in ("lm_head", "embed_out")},
+            },
         )
 
 
 def test_biases_that_the_config_denies_are_surplus(tmp_path):
     case = BY_NAME["qwen2-window"]
     with pytest.raises(ValueError, match=r"surplus model\.layers\.0\.self_attn\.o_proj\.bias"):
-        rewritten(case, tmp_path, lambda t: {**t, "model.layers.0.self_attn.o_proj.bias": torch.ones(24)})
+        rewritten(
+            case, tmp_path, lambda t: {**t, "model.layers.0.self_attn.o_proj.bias": torch.ones(24)}
+        )
 
 
 def test_untied_model_without_its_head_makes_no_predictions():
@@ -131,14 +150,22 @@ def test_untied_model_without_its_head_makes_no_predictions():
 
 
 def test_untied_projected_model_without_its_head_makes_no_predictions(tmp_path):
-    """OPT-350m's `project_out` belongs to its decoder, and is stored even without a head."""
-    fields = {"do_layer_norm_before": False, "word_embed_proj_dim": 16, "tie_word_embeddings": False}
+    """OPT-350m's `project_out` belongs to its decoder, and is stored even without a
+    head.
+    """
+    fields = {
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 16,
+        "tie_word_embeddings": False,
+    }
     folder = hf.save(hf.make(families.opt("350m-headless", model="OPTModel", **fields)), tmp_path)
     assert jmat.load(folder)[0].head is None
 
 
 def test_bfloat16_checkpoint_is_read_exactly(tmp_path):
-    """Gemma's norms store the scale less 1, which bfloat16 holds and 1 + scale would not."""
+    """Gemma's norms store the scale less 1, which bfloat16 holds and 1 + scale would
+    not.
+    """
     case = BY_NAME["gemma-plain"]
     model, _ = jmat.load(hf.save(hf.make(case).to(torch.bfloat16), tmp_path))
     theirs = transformers.GemmaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -162,9 +189,26 @@ def test_bfloat16_all_the_way(name):
 
 
 TIED = [
-    *(hf.gpt2("tied"), hf.bert("tied"), families.llama("tied", tie_word_embeddings=True), BY_NAME["gemma-plain"]),
-    *(BY_NAME[name] for name in ("mistral-no-window", "qwen3-bias", "opt-plain", "opt-350m", "gpt_neox-sequential")),
-    *(BY_NAME[name] for name in ("bloom-plain", "roberta-plain", "camembert-decoder", "distilbert-plain")),
+    *(
+        hf.gpt2("tied"),
+        hf.bert("tied"),
+        families.llama("tied", tie_word_embeddings=True),
+        BY_NAME["gemma-plain"],
+    ),
+    *(
+        BY_NAME[name]
+        for name in (
+            "mistral-no-window",
+            "qwen3-bias",
+            "opt-plain",
+            "opt-350m",
+            "gpt_neox-sequential",
+        )
+    ),
+    *(
+        BY_NAME[name]
+        for name in ("bloom-plain", "roberta-plain", "camembert-decoder", "distilbert-plain")
+    ),
     BY_NAME["gpt_neo-plain"],
 ]
 
@@ -176,8 +220,14 @@ def test_a_tied_model_of_which_only_the_head_is_stored_loads_as_in_transformers(
 
     def move(tensors):
         (name,) = [name for name in tensors if name.endswith(table)]
-        prefix = "cls.predictions.decoder" if theirs.config.model_type == "bert" else head.removesuffix(".weight")
-        return {(f"{prefix}.weight" if key == name else key): value for key, value in tensors.items()}
+        prefix = (
+            "cls.predictions.decoder"
+            if theirs.config.model_type == "bert"
+            else head.removesuffix(".weight")
+        )
+        return {
+            (f"{prefix}.weight" if key == name else key): value for key, value in tensors.items()
+        }
 
     ours = rewritten(case, tmp_path, move)
     again = type(theirs).from_pretrained(tmp_path)
@@ -188,24 +238,37 @@ def test_a_tied_model_of_which_only_the_head_is_stored_loads_as_in_transformers(
         np.testing.assert_array_equal(checkpoint.parameters(ours)[path], value, err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["llama-plain", "opt-plain", "gpt_neox-parallel", "bloom-plain", "gpt_neo-plain"])
+@pytest.mark.parametrize(
+    "name", ["llama-plain", "opt-plain", "gpt_neox-parallel", "bloom-plain", "gpt_neo-plain"]
+)
 def test_value_heads_are_passed_over_with_a_line(name, tmp_path, caplog):
     case = BY_NAME[name]
     extra = {"v_head.summary.weight": torch.ones(1, 24), "v_head.summary.bias": torch.ones(1)}
     ours = rewritten(case, tmp_path, lambda tensors: {**tensors, **extra})
     assert [line.partition(" ")[2] for line in caplog.messages] == [
-        "holds heads for other tasks, which are passed over: v_head.summary.bias; v_head.summary.weight."
+        "holds heads for other tasks, which are passed over: v_head.summary.bias; "
+        "v_head.summary.weight."
     ]
     for path, value in checkpoint.parameters(hf.ours(case)).items():
         np.testing.assert_array_equal(checkpoint.parameters(ours)[path], value, err_msg=path)
 
 
-# --- config files -----------------------------------------------------------------------------------------------------
+# --- config files ---------------------------------------------------------------------------------
 
 
 def test_older_names_of_sizes():
-    bloom, distil, neo = BY_NAME["bloom-plain"], BY_NAME["distilbert-plain"], BY_NAME["gpt_neo-plain"]
-    old = {"n_embed": 24, "hidden_size": None, "num_attention_heads": 6, "n_head": None, "num_hidden_layers": 2}
+    bloom, distil, neo = (
+        BY_NAME["bloom-plain"],
+        BY_NAME["distilbert-plain"],
+        BY_NAME["gpt_neo-plain"],
+    )
+    old = {
+        "n_embed": 24,
+        "hidden_size": None,
+        "num_attention_heads": 6,
+        "n_head": None,
+        "num_hidden_layers": 2,
+    }
     assert config_of(bloom, n_layer=None, **old) == config_of(bloom)
     assert config_of(bloom, seq_length=512).num_positions == 512
     old = {"hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
@@ -222,7 +285,9 @@ def test_missing_and_null_key_value_heads_differ():
     assert models.config_from_hf({**fields, "model_type": "llama"}).kv_heads == 16
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma", "opt", "gpt_neox", "bloom", "roberta"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen2", "qwen3", "gemma", "opt", "gpt_neox", "bloom", "roberta"]
+)
 def test_defaults_are_those_of_transformers(kind):
     """A config.json that only names its type."""
     full = json.loads(transformers.AutoConfig.for_model(kind).to_json_string(use_diff=False))
@@ -236,11 +301,21 @@ def test_gemma_says_gelu_and_means_its_approximation():
 
 
 def test_refusals_name_the_field():
-    llama, neox, bloom = BY_NAME["llama-plain"], BY_NAME["gpt_neox-parallel"], BY_NAME["bloom-plain"]
+    llama, neox, bloom = (
+        BY_NAME["llama-plain"],
+        BY_NAME["gpt_neox-parallel"],
+        BY_NAME["bloom-plain"],
+    )
     longrope = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]}
     refused(llama, "longrope", rope_parameters=longrope)
-    refused(llama, "mrope_section", rope_parameters={"rope_type": "default", "mrope_section": [1, 1]})
-    refused(llama, "partial_rotary_factor", rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5})
+    refused(
+        llama, "mrope_section", rope_parameters={"rope_type": "default", "mrope_section": [1, 1]}
+    )
+    refused(
+        llama,
+        "partial_rotary_factor",
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5},
+    )
     refused(llama, "needs factor", rope_parameters={"rope_type": "linear"})
     refused(llama, "factor should be", rope_parameters={"rope_type": "linear", "factor": "4"})
     refused(llama, "full_attention", rope_parameters={"full_attention": {"rope_type": "default"}})

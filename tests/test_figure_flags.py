@@ -14,7 +14,8 @@ def test_figures_have_the_format_and_width_of_the_flags():
     (figure,) = outcome.figures
     assert figure.get_figwidth() == 3.25
     assert "r2.svg" in outcome.printed
-    assert not [name for name in outcome.results["config"] if name.startswith("figure")]  # they change no number
+    # they change no number
+    assert not [name for name in outcome.results["config"] if name.startswith("figure")]
 
 
 @pytest.mark.parametrize("width", ["wide", "0.1", "nan"])

@@ -1,4 +1,6 @@
-"""Figures fit the width of a paper: type of 7 points or more, nothing cut off, no ticks on each other."""
+"""Figures fit the width of a paper: type of 7 points or more, nothing cut off, no ticks
+on each other.
+"""
 
 import itertools
 
@@ -85,27 +87,41 @@ def texts(figure):
 
 
 def check_printed(figure):
-    """Holds all words against the edge, the size of the type, and the ticks against each other."""
+    """Holds all words against the edge, the size of the type, and the ticks against
+    each other.
+    """
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     shown = [text for text in texts(figure) if not _is_tick(figure, text)]
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
-        labels = [label for label in axis.get_ticklabels() if label.get_text().strip() and label.get_visible()]
+        labels = [
+            label
+            for label in axis.get_ticklabels()
+            if label.get_text().strip() and label.get_visible()
+        ]
         low, high = sorted(axis.get_view_interval())
         across = axis.axis_name == "x"
-        labels = [label for label in labels if low <= label.get_position()[0 if across else 1] <= high]
+        labels = [
+            label for label in labels if low <= label.get_position()[0 if across else 1] <= high
+        ]
         boxes = sorted(
             ((box.x0, box.x1) if across else (box.y0, box.y1))
-            for box in (label.get_window_extent(renderer) for label in labels if not label.get_rotation())
+            for box in (
+                label.get_window_extent(renderer) for label in labels if not label.get_rotation()
+            )
         )
-        assert all(after[0] >= before[1] for before, after in itertools.pairwise(boxes)), [*map(str, labels)]
+        assert all(after[0] >= before[1] for before, after in itertools.pairwise(boxes)), [
+            *map(str, labels)
+        ]
         shown += labels
     assert min(text.get_fontsize() for text in shown) >= 7
     for text in shown:
         box = text.get_window_extent(renderer)
         assert min(box.x0, box.y0) >= -1, text.get_text()
         assert max(box.x1 - figure.bbox.x1, box.y1 - figure.bbox.y1) <= 1, text.get_text()
-    digits = [text.get_window_extent(renderer) for ax in figure.axes if ax.images for text in ax.texts]
+    digits = [
+        text.get_window_extent(renderer) for ax in figure.axes if ax.images for text in ax.texts
+    ]
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(digits))
 
 
@@ -122,12 +138,15 @@ def check_inside(figure):
         for each in ax.collections:
             for path in each.get_paths() if each.get_gid() == "band" else ():
                 low, high = ax.get_ylim()
-                assert low <= path.vertices[:, 1].min() <= path.vertices[:, 1].max() <= high, ax.get_title()
+                assert low <= path.vertices[:, 1].min() <= path.vertices[:, 1].max() <= high, (
+                    ax.get_title()
+                )
 
 
 def _is_tick(figure, text):
     return any(
-        text in axis.get_ticklabels(which="both") or text in (tick.label2 for tick in axis.get_major_ticks())
+        text in axis.get_ticklabels(which="both")
+        or text in (tick.label2 for tick in axis.get_major_ticks())
         for ax in figure.axes
         for axis in (ax.xaxis, ax.yaxis)
     )
@@ -139,13 +158,17 @@ def _is_tick(figure, text):
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_is_readable_where_it_is_printed(name, width):
     plot, rows = PLOTS[name]
-    figure = plot(content(rows), width=width, title="some/model: a title that is longer than a column is wide")
+    figure = plot(
+        content(rows), width=width, title="some/model: a title that is longer than a column is wide"
+    )
     assert isinstance(figure, Figure)
     check_printed(figure)
     check_inside(figure)
     if width is not None:
         assert figure.get_figwidth() == WIDTHS[width]
-    assert names_bands(figure) == any(each.get_gid() == "band" for ax in figure.axes for each in ax.collections)
+    assert names_bands(figure) == any(
+        each.get_gid() == "band" for ax in figure.axes for each in ax.collections
+    )
 
 
 def test_the_last_layer_has_a_tick_and_every_layer_that_fits():
@@ -162,7 +185,9 @@ def test_the_last_layer_has_a_tick_and_every_layer_that_fits():
 
 
 def test_lines_that_lie_on_each_other_are_of_different_breadth():
-    rows = [{**row, "value": 0.9} for row in LINEARITY if not {"checkpoint", "against"} & row.keys()]
+    rows = [
+        {**row, "value": 0.9} for row in LINEARITY if not {"checkpoint", "against"} & row.keys()
+    ]
     for panel in linear_plots.plot_linearity(content(rows)).axes[:2]:
         breadths = [line.get_linewidth() for line in panel.lines]
         assert len(breadths) == 3
@@ -174,21 +199,34 @@ def test_a_panel_is_drawn_into_axes_with_its_own_legend():
     left, right = own.subplots(1, 2)
     assert plot_layer_jump(content(JUMPS), ax=right, panel="surprisal") is own
     assert right.get_title() == "surprisal"
-    assert {text.get_text() for text in right.get_legend().get_texts()} >= {"linear map", "logit lens", BAND}
+    assert {text.get_text() for text in right.get_legend().get_texts()} >= {
+        "linear map",
+        "logit lens",
+        BAND,
+    }
     assert not left.lines
     assert plot_by_layer(content(JUMPS), METRICS[:1], ax=left) is own
-    assert layer_jump.plot(content(JUMPS), panel="precision@1").get_suptitle() == "gpt2-docs: reading layer l"
+    assert (
+        layer_jump.plot(content(JUMPS), panel="precision@1").get_suptitle()
+        == "gpt2-docs: reading layer l"
+    )
     assert layer_jump.plot(content(JUMPS), title="").get_suptitle() == ""
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": "wide"}, "width='wide' is not a width of a figure; expected column, page, or inches"),
+        (
+            {"width": "wide"},
+            "width='wide' is not a width of a figure; expected column, page, or inches",
+        ),
         ({"width": 0.3}, r"width=0\.3 is not a width"),
         ({"width": float("nan")}, "width=nan is not a width"),
         ({"panel": "precision@2"}, "no panel 'precision@2'; choose from precision@1"),
-        ({"ax": Figure().subplots()}, "the panels precision@1, .* and ax= holds one: choose it with panel="),
+        (
+            {"ax": Figure().subplots()},
+            "the panels precision@1, .* and ax= holds one: choose it with panel=",
+        ),
         ({"ax": Figure().subplots(), "panel": "surprisal", "width": 5}, "leave one of them out"),
     ],
 )
@@ -200,7 +238,9 @@ def test_what_does_not_fit_a_figure_gets_a_sentence(given, message):
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_files_have_the_width_and_are_written_again_the_same(tmp_path, kind):
     for name in ("a", "b"):
-        save_figure(plot_by_layer(content(JUMPS), METRICS[:1], width="column"), tmp_path / f"{name}.{kind}")
+        save_figure(
+            plot_by_layer(content(JUMPS), METRICS[:1], width="column"), tmp_path / f"{name}.{kind}"
+        )
     first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("a", "b"))
     assert first == second
     if kind == "png":
@@ -209,7 +249,9 @@ def test_files_have_the_width_and_are_written_again_the_same(tmp_path, kind):
 
 
 def results(model="gpt2-docs", rows=JUMPS):
-    return Results("layer_jump", rows, {"model": model}, figures={"layer_jump.png": layer_jump.plot})
+    return Results(
+        "layer_jump", rows, {"model": model}, figures={"layer_jump.png": layer_jump.plot}
+    )
 
 
 def test_results_are_saved_in_a_format_and_a_width(tmp_path):
@@ -218,7 +260,8 @@ def test_results_are_saved_in_a_format_and_a_width(tmp_path):
     assert (tmp_path / "layer_jump.pdf").read_bytes().startswith(b"%PDF")
     assert results().plot("layer_jump", width=5).get_figwidth() == 5
     with pytest.raises(
-        ValueError, match="figure_format='gif' is not a format of figures; expected one of png, pdf, svg"
+        ValueError,
+        match="figure_format='gif' is not a format of figures; expected one of png, pdf, svg",
     ):
         results().save(tmp_path / "new", figure_format="gif")
     with pytest.raises(ValueError, match="width='wide' is not a width"):
@@ -228,7 +271,9 @@ def test_results_are_saved_in_a_format_and_a_width(tmp_path):
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 @pytest.mark.parametrize("width", [None, "column", 5.0])
-def test_every_figure_is_drawn_in_the_width_and_saved_in_the_format_that_are_given(tmp_path, monkeypatch, kind, width):
+def test_every_figure_is_drawn_in_the_width_and_saved_in_the_format_that_are_given(
+    tmp_path, monkeypatch, kind, width
+):
     drawn, saved, announced = [], [], []
 
     def draw(content, **how):
@@ -236,7 +281,13 @@ def test_every_figure_is_drawn_in_the_width_and_saved_in_the_format_that_are_giv
         return len(drawn)
 
     monkeypatch.setattr(module, "save_figure", lambda figure, path: saved.append((figure, path)))
-    several = Results("mine", JUMPS, {}, figures={"one.png": draw, "two.png": draw}, files={("a.txt", "b.txt"): write})
+    several = Results(
+        "mine",
+        JUMPS,
+        {},
+        figures={"one.png": draw, "two.png": draw},
+        files={("a.txt", "b.txt"): write},
+    )
     names = several.save(tmp_path, figure_format=kind, width=width, before=announced.append)
     assert drawn == [("mine", len(JUMPS), {"width": width})] * 2
     assert saved == [(1, tmp_path / f"one.{kind}"), (2, tmp_path / f"two.{kind}")]
@@ -254,7 +305,10 @@ def test_notebooks_show_a_figure():
 
 
 def test_runs_stand_side_by_side_on_one_scale():
-    other = [{**row, "value": 2 * row["value"], "low": 2 * row["low"], "high": 2 * row["high"]} for row in JUMPS]
+    other = [
+        {**row, "value": 2 * row["value"], "low": 2 * row["low"], "high": 2 * row["high"]}
+        for row in JUMPS
+    ]
     figure = compare([results(), results("a/b/other", other)], panels=["precision@1", "surprisal"])
     assert figure.get_figwidth() == WIDTHS["page"]
     assert list(legend(figure))[:2] == ["linear map", "logit lens"]
@@ -279,7 +333,11 @@ def test_runs_stand_side_by_side_on_one_scale():
     [
         ([], {}, "there is no run to draw"),
         ([content(JUMPS)], {}, "give the plot function of its study"),
-        ([results()], {"names": ["a", "b"]}, "names has 2 headings; expected one for each of 1 runs"),
+        (
+            [results()],
+            {"names": ["a", "b"]},
+            "names has 2 headings; expected one for each of 1 runs",
+        ),
         ([results()], {"panels": ["kl"]}, "no panel 'kl'"),
     ],
 )

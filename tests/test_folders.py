@@ -1,4 +1,6 @@
-"""Output folders: one run at a time, nothing mixed up, and nothing of the user's is ever moved or replaced."""
+"""Output folders: one run at a time, nothing mixed up, and nothing of the user's is
+ever moved or replaced.
+"""
 
 import ast
 import json
@@ -25,7 +27,9 @@ ROW = {"metric": "r2", "value": 0.5}
 
 
 def run(out, experiment="r2", config=CONFIG, *, writes=(), results=True, **given):
-    """A whole run: claims the folder, writes everything it may write, and leaves. Returns the names in the folder."""
+    """A whole run: claims the folder, writes everything it may write, and leaves.
+    Returns the names in the folder.
+    """
     with claim_output_folder(out, experiment, config, writes=writes, **given) as claim:
         for name in writes:
             if "." in name:
@@ -71,7 +75,8 @@ def test_a_run_may_come_back_to_its_folder(tmp_path):
     run(out, writes=["r2.png", "maps.json"])
     wrote = ["results.json", "r2.png", "maps.json"]
     assert owner(out) == {"experiment": "r2", "config": CONFIG, "wrote": wrote}
-    with claim_output_folder(out, "r2", {**CONFIG, "maps": ("mat", "id")}):  # a tuple is a list to JSON
+    # a tuple is a list to JSON
+    with claim_output_folder(out, "r2", {**CONFIG, "maps": ("mat", "id")}):
         assert len(read_results(out)["rows"]) == 1
         assert owner(out)["wrote"] == wrote
     assert owner(out)["wrote"] == wrote
@@ -80,8 +85,16 @@ def test_a_run_may_come_back_to_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("experiment", "config", "message"),
     [
-        ("layer_jump", CONFIG, "belongs to experiment r2, this is layer_jump; choose another --out, or --overwrite"),
-        ("r2", {**CONFIG, "seed": 1, "maps": []}, r"--maps was \['mat', 'id'\] and is \[\], --seed was 0 and is 1"),
+        (
+            "layer_jump",
+            CONFIG,
+            "belongs to experiment r2, this is layer_jump; choose another --out, or --overwrite",
+        ),
+        (
+            "r2",
+            {**CONFIG, "seed": 1, "maps": []},
+            r"--maps was \['mat', 'id'\] and is \[\], --seed was 0 and is 1",
+        ),
         ("r2", {**CONFIG, "new": 1}, "--new was None and is 1"),
     ],
 )
@@ -105,7 +118,9 @@ def test_a_second_run_at_the_same_time_is_refused_at_once(tmp_path, config):
     with claim_output_folder(tmp_path / "out", "r2", CONFIG):
         in_a_child(claim)
         said = (tmp_path / "said").read_text()
-        assert said.startswith(f"another run is working in {tmp_path}/out (r2, process {os.getpid()} on ")
+        assert said.startswith(
+            f"another run is working in {tmp_path}/out (r2, process {os.getpid()} on "
+        )
         assert said.endswith("): wait until it has ended, or choose another --out.")
         with pytest.raises(ValueError, match="another run is working"):
             check_output_folder(tmp_path / "out")
@@ -143,15 +158,21 @@ def test_a_script_says_what_a_claim_has_found(tmp_path, monkeypatch, capsys):
             ({"moved": None, "locked": True}, 0),
         ):
             found = types.SimpleNamespace(**(claimed | changed), release=lambda: None)
-            monkeypatch.setattr(script.cli, "claim_output_folder", lambda *_, found=found, **__: found)
+            monkeypatch.setattr(
+                script.cli, "claim_output_folder", lambda *_, found=found, **__: found
+            )
             assert script.cli.claim_folder(tmp_path, "r2", CONFIG, overwrite=False) is found
             said = capsys.readouterr().err.splitlines()
             assert len(said) == lines
-            assert any("aside until there are new results" in line for line in said) == (found.moved is not None)
+            assert any("aside until there are new results" in line for line in said) == (
+                found.moved is not None
+            )
             assert any("has no locks" in line for line in said) == (not found.locked)
 
 
-def test_overwrite_keeps_what_the_run_wrote_until_there_are_new_results_and_touches_nothing_else(tmp_path):
+def test_overwrite_keeps_what_the_run_wrote_until_there_are_new_results_and_touches_nothing_else(
+    tmp_path,
+):
     run(tmp_path, writes=["r2.png", "checkpoints", "maps.safetensors"])
     run(tmp_path, overwrite=True)  # the same run goes on
     assert (tmp_path / "checkpoints" / "part").exists()
@@ -159,10 +180,18 @@ def test_overwrite_keeps_what_the_run_wrote_until_there_are_new_results_and_touc
     for name in foreign:
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_text("precious")
-    with claim_output_folder(tmp_path, "peek", {}, writes=["maps.safetensors"], overwrite=True) as claim:
+    with claim_output_folder(
+        tmp_path, "peek", {}, writes=["maps.safetensors"], overwrite=True
+    ) as claim:
         aside = claim.moved
         assert names(tmp_path) == {"run.json", aside.name, locks.LOCK, *foreign}
-        assert names(aside) == {"run.json", "results.json", "r2.png", "checkpoints", "maps.safetensors"}
+        assert names(aside) == {
+            "run.json",
+            "results.json",
+            "r2.png",
+            "checkpoints",
+            "maps.safetensors",
+        }
         claim.path("maps.safetensors").write_text("half of new ones: the run failed")
     with claim_output_folder(tmp_path, "probe", {}, overwrite=True) as claim:
         assert claim.moved == aside
@@ -180,7 +209,9 @@ def test_where_the_users_file_lies_no_run_writes(tmp_path, name, overwrite, conf
     run(tmp_path, writes=["other.png"], results=False)
     (tmp_path / name).write_text("precious")
     claimed = {"writes": ["model", "r2.png", "maps.json"], "overwrite": overwrite}
-    with pytest.raises(ValueError, match=f"holds {name}, which no run is known to have|belongs to a run with other"):
+    with pytest.raises(
+        ValueError, match=f"holds {name}, which no run is known to have|belongs to a run with other"
+    ):
         claim_output_folder(tmp_path, "r2", config, **claimed)
     assert (tmp_path / name).read_text() == "precious"
     assert names(tmp_path) == {"run.json", "other.png", name}
@@ -190,7 +221,9 @@ def test_where_the_users_file_lies_no_run_writes(tmp_path, name, overwrite, conf
 def test_what_comes_to_lie_in_the_way_of_a_run_is_not_replaced(tmp_path):
     with claim_output_folder(tmp_path, "r2", CONFIG, writes=["r2.png"]) as claim:
         (tmp_path / "r2.png").write_text("precious")
-        with pytest.raises(ValueError, match=r"holds r2\.png, which no run is known to have written"):
+        with pytest.raises(
+            ValueError, match=r"holds r2\.png, which no run is known to have written"
+        ):
             claim.path("r2.png")
         with pytest.raises(ValueError, match=r"r2 writes other\.png, which it had not claimed"):
             claim.path("other.png")
@@ -248,10 +281,16 @@ def test_a_run_that_is_killed_while_it_moves_files_loses_none(tmp_path, at, monk
 
 
 def test_a_run_that_was_killed_before_it_wrote_anything_keeps_no_folder(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"experiment": "r2", "config": CONFIG, "wrote": ["results.json"]}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"experiment": "r2", "config": CONFIG, "wrote": ["results.json"]})
+    )
     with claim_output_folder(tmp_path, "layer_jump", {"seed": 3}) as claim:
         assert claim.moved is None
-        assert owner(tmp_path) == {"experiment": "layer_jump", "config": {"seed": 3}, "wrote": ["results.json"]}
+        assert owner(tmp_path) == {
+            "experiment": "layer_jump",
+            "config": {"seed": 3},
+            "wrote": ["results.json"],
+        }
 
 
 @pytest.mark.parametrize("written", ["", '{"experiment": '])
@@ -269,7 +308,9 @@ def test_a_damaged_claim_needs_overwrite(tmp_path, written):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("content", ["mine", '{"id": 3}', '{"experiment": "r2"}', "[]", "3", '{"mine'])
+@pytest.mark.parametrize(
+    "content", ["mine", '{"id": 3}', '{"experiment": "r2"}', "[]", "3", '{"mine']
+)
 def test_a_users_run_file_stays(tmp_path, content, overwrite):
     (tmp_path / "run.json").write_text(content)
     (tmp_path / "results.json").write_text("mine, too")
@@ -279,7 +320,9 @@ def test_a_users_run_file_stays(tmp_path, content, overwrite):
     assert (tmp_path / "results.json").read_text() == "mine, too"
 
 
-@pytest.mark.parametrize("wrote", [["../precious"], ["."], [".."], [""], ["/etc"], [3], "r2.png", 3])
+@pytest.mark.parametrize(
+    "wrote", [["../precious"], ["."], [".."], [""], ["/etc"], [3], "r2.png", 3]
+)
 def test_a_run_file_that_names_paths_elsewhere_is_damaged(tmp_path, wrote):
     out = tmp_path / "out"
     run(out)
@@ -294,16 +337,24 @@ def test_a_run_file_that_names_paths_elsewhere_is_damaged(tmp_path, wrote):
 @pytest.mark.parametrize(
     ("experiment", "own", "foreign"),
     [
-        ("layer_jump", ["layer_jump.png", "maps.json", "maps.safetensors"], ["model", "r2.png", "steps"]),
+        (
+            "layer_jump",
+            ["layer_jump.png", "maps.json", "maps.safetensors"],
+            ["model", "r2.png", "steps"],
+        ),
         ("pretrain", ["model", "steps", "checkpoints"], ["r2.png", "maps.json"]),
         ("probe", ["probe.png"], ["checkpoints", "model"]),
         ("bundled_quality", [], ["model"]),
     ],
 )
-def test_folders_of_version_0_1_give_only_what_that_experiment_wrote(tmp_path, experiment, own, foreign):
+def test_folders_of_version_0_1_give_only_what_that_experiment_wrote(
+    tmp_path, experiment, own, foreign
+):
     for name in [*own, *foreign]:
         (tmp_path / name).write_text("old")
-    (tmp_path / "results.json").write_text(json.dumps({"experiment": experiment, "config": {}, "rows": []}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"experiment": experiment, "config": {}, "rows": []})
+    )
     if experiment != "bundled_quality":
         (tmp_path / "run.json").write_text(json.dumps({"experiment": experiment, "config": {}}))
     else:
@@ -346,14 +397,20 @@ def unusable(tmp_path):
         tmp_path / ("n" * 300): "File name too long",
         tmp_path / ("n" * 300) / "out": "File name too long",
         tmp_path / "nowhere": "File exists",
-        **({} if os.geteuid() == 0 else {locked: "Permission denied", locked / "out": "Permission denied"}),
+        **(
+            {}
+            if os.geteuid() == 0
+            else {locked: "Permission denied", locked / "out": "Permission denied"}
+        ),
     }
 
 
 def test_an_unusable_folder_is_one_clear_sentence(tmp_path):
     for out, reason in unusable(tmp_path).items():
         for claim in (lambda out: claim_output_folder(out, "r2", CONFIG), check_output_folder):
-            with pytest.raises(ValueError, match=f"cannot use .* as output folder: {reason}; choose another --out"):
+            with pytest.raises(
+                ValueError, match=f"cannot use .* as output folder: {reason}; choose another --out"
+            ):
                 claim(out)
     for out, reason in (("", "--out is empty"), ("~nobody-here/out", "there is no such user")):
         with pytest.raises(ValueError, match=reason):
@@ -385,8 +442,12 @@ def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
     out = tmp_path / "out"
     run(out, "pretrain", {}, writes=["model"])
     (out / "elsewhere").mkdir()
-    (out / ".replaced" / "model").mkdir(parents=True)  # what an earlier run left, which is deleted next
-    inside = [{name: str(out / name)} for name in ("model", "results.json", ".replaced", ".replaced/model")]
+    # what an earlier run left, which is deleted next
+    (out / ".replaced" / "model").mkdir(parents=True)
+    inside = [
+        {name: str(out / name)}
+        for name in ("model", "results.json", ".replaced", ".replaced/model")
+    ]
     for flags in (*inside, {"revisions": ["main", f"{out}/../out/model"]}, {"maps": str(out)}):
         with pytest.raises(ValueError, match=r"lies in the output folder .*: choose another --out"):
             claim_output_folder(out, "prune", flags, reads=list(flags), overwrite=overwrite)
@@ -397,7 +458,9 @@ def test_a_run_does_not_write_over_what_it_reads(tmp_path, overwrite):
         pass
 
 
-@pytest.mark.parametrize("text", ["word " * 80, "~nobody knows", "a\0b", "x" * 5000, "/".join("ab" * 3000)])
+@pytest.mark.parametrize(
+    "text", ["word " * 80, "~nobody knows", "a\0b", "x" * 5000, "/".join("ab" * 3000)]
+)
 def test_sentences_are_not_taken_for_paths(tmp_path, text):
     for reads in ([], ["sentences"]):
         with claim_output_folder(tmp_path, "peek", {"sentences": [text]}, reads=reads):
@@ -405,7 +468,9 @@ def test_sentences_are_not_taken_for_paths(tmp_path, text):
 
 
 def kill_in(folder, call):
-    """Runs `call` in a process that is killed where it would move a file to its place for the first time."""
+    """Runs `call` in a process that is killed where it would move a file to its place
+    for the first time.
+    """
 
     def killed():
         os.replace = lambda *_: os.kill(os.getpid(), 9)
@@ -423,11 +488,20 @@ def test_what_a_kill_leaves_half_written_is_swept(tmp_path):
     (out / ".mine.json.abcdefgh.json").write_text("of no file that a run writes")
     write = {"model/config.json", "model/model.safetensors", "results.json", "r2.png"}
     for name in write:
-        kill_in(out, lambda name=name: save_atomically(out / name, lambda path: path.write_text("half")))
+        kill_in(
+            out, lambda name=name: save_atomically(out / name, lambda path: path.write_text("half"))
+        )
     run(out, writes=["model", "r2.png", "checkpoints"])
     (out / ".checkpoints.finished").mkdir()
     run(out, writes=["model", "r2.png", "checkpoints"])
-    assert names(out) == {"run.json", "results.json", "r2.png", "model", "checkpoints", ".mine.json.abcdefgh.json"}
+    assert names(out) == {
+        "run.json",
+        "results.json",
+        "r2.png",
+        "model",
+        "checkpoints",
+        ".mine.json.abcdefgh.json",
+    }
     assert names(out / "model") == {"part"}
 
 
@@ -436,11 +510,15 @@ def test_the_users_umask_is_honoured(tmp_path, umask):
     before = os.umask(umask)
     try:
         run(tmp_path / "out", writes=["model"])
-        save_together({tmp_path / name: lambda path: path.write_text("text") for name in ("one", "two")})
+        save_together(
+            {tmp_path / name: lambda path: path.write_text("text") for name in ("one", "two")}
+        )
         save_atomically(tmp_path / "maps", lambda path: write_tensors(path, {"map": np.eye(2)}, {}))
     finally:
         os.umask(before)
-    for path in [tmp_path / name for name in ("out/run.json", "out/results.json", "one", "two", "maps")]:
+    for path in [
+        tmp_path / name for name in ("out/run.json", "out/results.json", "one", "two", "maps")
+    ]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o777 & ~umask
 
@@ -468,7 +546,12 @@ def test_tensors_are_written_as_safetensors_does_and_into_the_file_itself(tmp_pa
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_files_that_belong_together_are_never_of_two_times(tmp_path, killed_at):
     def save(content):
-        save_together({tmp_path / n: lambda path: path.write_text(content) for n in ("maps.safetensors", "maps.json")})
+        save_together(
+            {
+                tmp_path / n: lambda path: path.write_text(content)
+                for n in ("maps.safetensors", "maps.json")
+            }
+        )
 
     save("old")
     replace, calls = os.replace, []
@@ -485,7 +568,9 @@ def test_files_that_belong_together_are_never_of_two_times(tmp_path, killed_at):
 
     in_a_child(save_new)
     found = {
-        name: (tmp_path / name).read_text() for name in ("maps.safetensors", "maps.json") if (tmp_path / name).exists()
+        name: (tmp_path / name).read_text()
+        for name in ("maps.safetensors", "maps.json")
+        if (tmp_path / name).exists()
     }
     assert (
         found
@@ -506,18 +591,33 @@ def test_a_full_disk_leaves_files_that_belong_together_as_they_were(tmp_path):
 
     with pytest.raises(OSError, match=r"cannot write .*maps\.json: the disk is full"):
         save_together({paths[0]: lambda temporary: temporary.write_text("new"), paths[1]: full})
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {path.name: "old" for path in paths}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        path.name: "old" for path in paths
+    }
 
 
 def test_every_script_that_has_an_output_folder_claims_it():
     for script in (ROOT / "experiments").glob("*.py"):
         text = script.read_text("utf-8")
         if "write_results(" in text or "job.publish(" in text:
-            called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
-            assert called & {"common.start", "common.claim", "cli.claim_folder", "claim_output_folder"}, script.name
+            called = {
+                ast.unparse(node.func)
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Call)
+            }
+            assert called & {
+                "common.start",
+                "common.claim",
+                "cli.claim_folder",
+                "claim_output_folder",
+            }, script.name
         assert "mkdir(" not in text, script.name
 
 
 def test_the_experiments_of_version_0_1_are_known():
-    assert "results.json" not in {name for wrote in run_file.WRITTEN_BY_0_1.values() for name in wrote}
-    assert run_file.WRITTEN_BY_0_1.keys() <= {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    assert "results.json" not in {
+        name for wrote in run_file.WRITTEN_BY_0_1.values() for name in wrote
+    }
+    assert run_file.WRITTEN_BY_0_1.keys() <= {
+        path.stem for path in (ROOT / "experiments").glob("*.py")
+    }

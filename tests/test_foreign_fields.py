@@ -1,4 +1,6 @@
-"""Fields of a config.json that are not jmat's: other names, what transformers does not know, what is to be ignored."""
+"""Fields of a config.json that are not jmat's: other names, what transformers does not
+know, what is to be ignored.
+"""
 
 import ast
 import functools
@@ -28,7 +30,8 @@ SHARED = [
     "quantizers/auto.py",
     "utils/generic.py",
 ]
-# Read by that code from something else than a model's config, for training, for other heads or for other families.
+# Read by that code from something else than a model's config, for training, for other heads or for
+# other families.
 ELSEWHERE = set(
     """
     attention_dropout classifier_dropout hidden_dropout init_std initializer_factor initializer_range
@@ -42,26 +45,45 @@ ELSEWHERE = set(
 
 
 def is_config(node):
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    name = (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
     return name.endswith("config")
 
 
 @functools.cache
 def reads(file):
-    """The fields that a file of transformers reads from anything called config, or takes out of config.json."""
+    """The fields that a file of transformers reads from anything called config, or
+    takes out of config.json.
+    """
     names = set()
     for node in ast.walk(ast.parse((SOURCE / file).read_text("utf-8"))):
         if isinstance(node, ast.Attribute) and is_config(node.value):
             names.add(node.attr)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "hasattr")
+        ):
             if is_config(node.args[0]) and isinstance(node.args[1], ast.Constant):
                 names.add(node.args[1].value)
-        elif isinstance(node, ast.FunctionDef) and node.name in ("__post_init__", "convert_rope_params_to_dict"):
+        elif isinstance(node, ast.FunctionDef) and node.name in (
+            "__post_init__",
+            "convert_rope_params_to_dict",
+        ):
             taken = [call for call in ast.walk(node) if isinstance(call, ast.Call) and call.args]
             taken = [
-                call for call in taken if isinstance(call.func, ast.Attribute) and call.func.attr in ("pop", "get")
+                call
+                for call in taken
+                if isinstance(call.func, ast.Attribute) and call.func.attr in ("pop", "get")
             ]
-            names |= {call.args[0].value for call in taken if isinstance(call.args[0], ast.Constant)}
+            names |= {
+                call.args[0].value for call in taken if isinstance(call.args[0], ast.Constant)
+            }
     return names
 
 
@@ -71,30 +93,46 @@ def module_of(family):
 
 def base(family, **fields):
     full = transformers.AutoConfig.for_model(family).to_dict()
-    return {**{name: value for name, value in full.items() if value is not None}, "model_type": family, **fields}
+    return {
+        **{name: value for name, value in full.items() if value is not None},
+        "model_type": family,
+        **fields,
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_that_transformers_reads_is_known(family):
     """Else a field that changes what transformers computes could be passed over."""
-    own = [f"models/{module_of(family)}/{kind}_{module_of(family)}.py" for kind in ("modeling", "configuration")]
+    own = [
+        f"models/{module_of(family)}/{kind}_{module_of(family)}.py"
+        for kind in ("modeling", "configuration")
+    ]
     read = set().union(*map(reads, [*SHARED, *own]))
     assert len(read) > 100
     unknown = {name for name in read - known_to_transformers(family) if not name.startswith("_")}
-    own_sizes = {"max_position_embeddings", "num_key_value_heads", "rms_norm_eps"}  # of rotary families
-    assert unknown - ELSEWHERE - own_sizes - {"attention_layers"} == set()  # GPT-Neo's is read by jmat
+    # of rotary families
+    own_sizes = {"max_position_embeddings", "num_key_value_heads", "rms_norm_eps"}
+    # GPT-Neo's is read by jmat
+    assert unknown - ELSEWHERE - own_sizes - {"attention_layers"} == set()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_foreign_fields_are_passed_over_with_one_line(family, caplog):
-    foreign = {"unsloth_version": "2024.9", "residual_scale": 2, "rotary_kind": {"a": [1]}, "note": None}
+    foreign = {
+        "unsloth_version": "2024.9",
+        "residual_scale": 2,
+        "rotary_kind": {"a": [1]},
+        "note": None,
+    }
     with caplog.at_level(logging.WARNING):
         config = models.config_from_hf(base(family, **foreign))
     assert config == models.config_from_hf(base(family))
     (line,) = caplog.messages
     assert "residual_scale=2" in line
     assert "unsloth_version='2024.9'" in line
-    with pytest.raises(ValueError, match=r"residual_scale=2 is a field that jmat does not know .*ignore_config="):
+    with pytest.raises(
+        ValueError, match=r"residual_scale=2 is a field that jmat does not know .*ignore_config="
+    ):
         models.config_from_hf(base(family, residual_scale=2), foreign=False)
     caplog.clear()
     models.config_from_hf(base(family, **foreign), ignore=tuple(foreign))
@@ -103,7 +141,13 @@ def test_foreign_fields_are_passed_over_with_one_line(family, caplog):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fields_that_shared_code_of_transformers_reads_stay_refused(family):
-    for name in ("is_causal", "attention_chunk_size", "text_config", "transformers_weights", "per_layer_config"):
+    for name in (
+        "is_causal",
+        "attention_chunk_size",
+        "text_config",
+        "transformers_weights",
+        "per_layer_config",
+    ):
         assert name in READ_UNDECLARED
         with pytest.raises(ValueError, match=f"{name}=3 is"):
             models.config_from_hf(base(family, **{name: 3}))
@@ -122,7 +166,7 @@ def test_long_and_many_foreign_fields_are_cut(caplog):
     assert line.endswith("foreign_19=19, and 9980 more.")
 
 
-# --- other names ------------------------------------------------------------------------------------------------------
+# --- other names ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -135,15 +179,22 @@ def test_other_names_are_those_of_transformers(family):
 def test_either_name_of_a_field_is_read(family):
     plain = base(family)
     aliases = FAMILIES[family].aliases
-    other = {{name: alias for alias, name in aliases.items()}.get(name, name): value for name, value in plain.items()}
+    other = {
+        {name: alias for alias, name in aliases.items()}.get(name, name): value
+        for name, value in plain.items()
+    }
     assert set(other) >= set(aliases)
     config = models.config_from_hf(other)
     assert config == models.config_from_hf(plain)
-    assert config.to_hf() == models.config_from_hf(plain).to_hf()  # saved under the usual names only
+    # saved under the usual names only
+    assert config.to_hf() == models.config_from_hf(plain).to_hf()
     assert models.config_from_hf({**other, **plain}) == config  # both, and both the same
     for alias, name in aliases.items():
         wrong = {**plain, alias: plain[name] * 2}
-        with pytest.raises(ValueError, match=rf"{alias}=\d+ and {name}=\d+ are two names of one field.*take {alias}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{alias}=\d+ and {name}=\d+ are two names of one field.*take {alias}",
+        ):
             models.config_from_hf(wrong)
         assert models.config_from_hf(wrong, ignore=(alias,)) == config
         assert models.config_from_hf({**plain, alias: None}) == config
@@ -155,11 +206,13 @@ def test_transformers_takes_the_other_name():
     assert transformers.BloomConfig(hidden_size=32, n_embed=64).hidden_size == 64
 
 
-# --- fields to ignore -------------------------------------------------------------------------------------------------
+# --- fields to ignore -----------------------------------------------------------------------------
 
 
 def test_a_field_to_ignore_that_is_not_there_is_refused_with_the_near_names():
-    with pytest.raises(ValueError, match="there is no field 'residual_scal' to ignore; there is residual_scale"):
+    with pytest.raises(
+        ValueError, match="there is no field 'residual_scal' to ignore; there is residual_scale"
+    ):
         models.config_from_hf(base("gpt2", residual_scale=2), ignore=("residual_scal",))
     with pytest.raises(ValueError, match=r"there is no field 'zzz' to ignore\.$"):
         models.config_from_hf(base("gpt2"), ignore=("zzz",))
@@ -169,4 +222,6 @@ def test_of_two_models_only_one_need_have_a_field_to_ignore(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(base("gpt2", residual_scale=2)))
     assert models.fields_among(tmp_path, ["residual_scale", "other"]) == ("residual_scale",)
     assert models.fields_among(tmp_path, ["other"]) == ()
-    assert models.read_config(tmp_path, models.fields_among(tmp_path, ["residual_scale"])).layers == 12
+    assert (
+        models.read_config(tmp_path, models.fields_among(tmp_path, ["residual_scale"])).layers == 12
+    )

@@ -47,7 +47,11 @@ def matrix(seed=0):
 def poisoned(model, part):
     """The model with NaN in all parameters of one part, by the beginning of their path."""
     params = checkpoint.parameters(model)
-    bad = {path: jnp.full_like(value, jnp.nan) for path, value in params.items() if path.startswith(part)}
+    bad = {
+        path: jnp.full_like(value, jnp.nan)
+        for path, value in params.items()
+        if path.startswith(part)
+    }
     assert bad
     return checkpoint.with_parameters(model, params | bad)
 
@@ -55,10 +59,15 @@ def poisoned(model, part):
 def flops(model, **options):
     """What one pass over a stream costs, before any optimisation by the compiler."""
     stream = jnp.zeros((1, 6, 16))
-    return jax.jit(lambda x: jmat.run(model, x, **options)[0]).lower(stream).cost_analysis().get("flops", 0.0)
+    return (
+        jax.jit(lambda x: jmat.run(model, x, **options)[0])
+        .lower(stream)
+        .cost_analysis()
+        .get("flops", 0.0)
+    )
 
 
-# --- what depends on what ---------------------------------------------------------------------------------------------
+# --- what depends on what -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), DECODER], ids=lambda case: case.name)
@@ -68,7 +77,9 @@ def test_a_causal_model_sees_nothing_later_and_a_bidirectional_one_everything(ca
     jacobian = jax.jacobian(lambda x: jmat.run(model, x)[0][0].sum(-1))(stream)  # [T, 1, T, D]
     depends = jnp.abs(jacobian[:, 0]).max(-1) > 1e-8
     causal = case.name != "bert-forward"
-    np.testing.assert_array_equal(depends, np.tril(np.ones((6, 6), bool)) if causal else np.ones((6, 6), bool))
+    np.testing.assert_array_equal(
+        depends, np.tril(np.ones((6, 6), bool)) if causal else np.ones((6, 6), bool)
+    )
 
 
 def test_padding_on_either_side_changes_nothing(model):
@@ -85,8 +96,11 @@ def test_padding_on_either_side_changes_nothing(model):
 
 def test_packed_texts_are_blind_to_one_another(model):
     _, apart = jmat.run(model, PADDED, mask=MASK, keep=("logits",))
-    # All three texts in one row, longer than the model's positions, with padding at its ends and in between.
-    segments = np.pad(np.concatenate([(k + 1) * MASK[k] for k in range(3)]), 1)[None].astype(np.int32)
+    # All three texts in one row, longer than the model's positions, with padding at its ends and in
+    # between.
+    segments = np.pad(np.concatenate([(k + 1) * MASK[k] for k in range(3)]), 1)[None].astype(
+        np.int32
+    )
     assert segments.size > model.config.num_positions
     row = np.pad(PADDED.ravel(), 1)[None]
     _, packed = jmat.run(model, row, segments=segments, keep=("logits",))
@@ -102,7 +116,7 @@ def test_positions_count_from_the_first_real_token(gpt2):
     assert not np.allclose(other["logits"][MASK], expected["logits"][MASK], atol=1e-2)
 
 
-# --- stretches --------------------------------------------------------------------------------------------------------
+# --- stretches ------------------------------------------------------------------------------------
 
 
 def test_two_stretches_are_one(model):
@@ -129,11 +143,22 @@ def test_jit_is_eager(model):
 
 def test_it_runs_inside_a_jitted_function(gpt2):
     expected, _ = jmat.run(gpt2, TOKENS)
-    close(jax.jit(lambda model, tokens: jmat.run(model, tokens)[0])(gpt2, jnp.asarray(TOKENS)), expected)
+    close(
+        jax.jit(lambda model, tokens: jmat.run(model, tokens)[0])(gpt2, jnp.asarray(TOKENS)),
+        expected,
+    )
 
 
 def test_read_at_is_gather(gpt2):
-    keep = ("embed", "block.0.attn.head.1", "block.0.ffn.in", "block.1", "block.2.mid", "final_norm.in", "logits")
+    keep = (
+        "embed",
+        "block.0.attn.head.1",
+        "block.0.ffn.in",
+        "block.1",
+        "block.2.mid",
+        "final_norm.in",
+        "logits",
+    )
     sites = {"block.1": matrix()}
     x, full = jmat.run(gpt2, TOKENS, keep=keep, sites=sites)
     for where in (np.array([0, 5, 2]), np.array([[0, 0], [5, 1], [2, 4]])):
@@ -141,11 +166,13 @@ def test_read_at_is_gather(gpt2):
         np.testing.assert_array_equal(y, x)
         index = where.reshape(3, -1, 1)
         for site in keep:
-            expected = np.take_along_axis(np.asarray(full[site]), index, axis=1).reshape(*where.shape, -1)
+            expected = np.take_along_axis(np.asarray(full[site]), index, axis=1).reshape(
+                *where.shape, -1
+            )
             close(read[site], expected, atol=3e-5)
 
 
-# --- surgery costs nothing --------------------------------------------------------------------------------------------
+# --- surgery costs nothing ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,14 +204,18 @@ def test_a_replaced_part_is_not_computed(gpt2):
     saved = whole - flops(gpt2, sites={"block.1.attn": matrix()})
     assert saved > projections_and_scores - stand_in
     block = (whole - flops(gpt2, stop=0)) / 3
-    assert whole - flops(gpt2, sites={"block.1": matrix()}) == pytest.approx(block - stand_in, rel=0.02)
+    assert whole - flops(gpt2, sites={"block.1": matrix()}) == pytest.approx(
+        block - stand_in, rel=0.02
+    )
     assert whole - flops(gpt2, stop=2) == pytest.approx(block, rel=0.02)
 
 
 def test_a_replaced_part_is_not_even_traced(gpt2, monkeypatch):
     for part in (attention.Attention, layers.FeedForward, layers.LayerNorm):
         monkeypatch.setattr(part, "__call__", lambda *_: pytest.fail("called"))
-    sites = {f"block.{i}.{part}": matrix() for i in range(3) for part in ("ln_1", "attn", "ln_2", "ffn")}
+    sites = {
+        f"block.{i}.{part}": matrix() for i in range(3) for part in ("ln_1", "attn", "ln_2", "ffn")
+    }
     other_shape = TOKENS[:1, :5]  # so that nothing is traced already
     jmat.run(gpt2, other_shape, sites=sites | {"final_norm": matrix()}, keep=("logits",))
     with pytest.raises(pytest.fail.Exception, match="called"):
@@ -195,13 +226,19 @@ def test_a_replaced_head_is_not_computed(gpt2):
     keep_heads = {"keep": ("block.1.attn.head.0",)}
     one_head = 2 * 6 * (3 * 16 * 4 + 2 * 6 * 4)
     stand_in = Linear(jnp.ones((16, 4)))
-    saved = flops(gpt2, **keep_heads) - flops(gpt2, sites={"block.1.attn.head.2": stand_in}, **keep_heads)
+    saved = flops(gpt2, **keep_heads) - flops(
+        gpt2, sites={"block.1.attn.head.2": stand_in}, **keep_heads
+    )
     assert saved > one_head - 2 * 6 * 16 * 4
 
 
 def test_other_values_of_a_replacement_compile_nothing(gpt2):
     def pass_with(seed):
-        sites = {"block.1.ffn": matrix(seed), "block.0.attn": matrix(seed + 1), "block.2": matrix(seed + 2)}
+        sites = {
+            "block.1.ffn": matrix(seed),
+            "block.0.attn": matrix(seed + 1),
+            "block.2": matrix(seed + 2),
+        }
         return jmat.run(gpt2, TOKENS, sites=sites, keep=("block.1.mid", "logits"))
 
     pass_with(0)
@@ -213,8 +250,12 @@ def test_other_values_of_a_replacement_compile_nothing(gpt2):
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_sweep_over_layers_compiles_the_same_programs_at_any_depth(family):
     def compiled(layers, width):  # widths that nothing else has: no program is there already
-        names = {"gpt2": ("n_layer", "n_embd"), "bert": ("num_hidden_layers", "hidden_size")}[family]
-        model = hf.ours(getattr(hf, family)("sweep", **dict(zip(names, (layers, width), strict=True))))
+        names = {"gpt2": ("n_layer", "n_embd"), "bert": ("num_hidden_layers", "hidden_size")}[
+            family
+        ]
+        model = hf.ours(
+            getattr(hf, family)("sweep", **dict(zip(names, (layers, width), strict=True)))
+        )
         stand_in = Linear(jnp.eye(width))
         before = programs()
         for i in range(layers):
@@ -244,7 +285,7 @@ def test_misuse_is_one_sentence_that_names_the_site(given, message):
         jmat.run(model, TOKENS, **given)
 
 
-# --- dtypes -----------------------------------------------------------------------------------------------------------
+# --- dtypes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -264,7 +305,7 @@ def test_narrow_dtypes_are_near_float32_and_predict_in_float32(dtype):
         np.testing.assert_array_equal(jmat.logits(narrow, y.astype(jnp.float32)), kept["logits"])
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 def changed(index, value):
@@ -282,11 +323,19 @@ POSITIONS = np.tile(np.arange(6), (3, 1))
     [
         (changed((1, 2), 37), {}, r"token id 37 at \(1, 2\) is outside the model's range 0 .. 36"),
         (changed((0, 5), -1), {}, r"token id -1 at \(0, 5\)"),
-        (np.zeros((1, 17), np.int32), {}, r"a text has 17 tokens; the model has positions for 16: cut the text"),
+        (
+            np.zeros((1, 17), np.int32),
+            {},
+            r"a text has 17 tokens; the model has positions for 16: cut the text",
+        ),
         (np.zeros((1, 20), np.int32), {"mask": np.arange(20)[None] > 1}, r"a text has 18 tokens"),
         (np.zeros((2, 0), np.int32), {}, r"no token to run the model on"),
         (TOKENS[0], {}, r"inputs are int32 \(6,\); expected token ids \[B, T\]"),
-        (TOKENS.astype(np.float32), {}, r"inputs are float32 \(3, 6\); expected tokens \[B, T\] or a stream"),
+        (
+            TOKENS.astype(np.float32),
+            {},
+            r"inputs are float32 \(3, 6\); expected tokens \[B, T\] or a stream",
+        ),
         (STREAM[..., :15], {}, r"inputs are float32 \(3, 6, 15\); expected .*\[B, T, 16\]"),
         (TOKENS, {"start": 1}, r"expected the stream \[B, T, 16\] that enters block 1"),
         (STREAM, {"start": 4}, r"start=4, stop=3: expected 0 <= start <= stop <= 3"),
@@ -296,23 +345,38 @@ POSITIONS = np.tile(np.arange(6), (3, 1))
         (TOKENS, {"mask": np.ones((3, 5), bool)}, r"mask has shape \(3, 5\); expected \(3, 6\)"),
         (TOKENS, {"mask": np.zeros((3, 6), np.float32)}, r"mask is float32; expected booleans"),
         (TOKENS, {"mask": np.ones((3, 6), np.int64)}, r"mask is int64; expected booleans"),
-        (TOKENS, {"segments": np.ones((3, 6), np.float32)}, r"segments is float32; expected integers"),
+        (
+            TOKENS,
+            {"segments": np.ones((3, 6), np.float32)},
+            r"segments is float32; expected integers",
+        ),
         (TOKENS, {"mask": TOKENS > 1, "segments": TOKENS}, r"either mask or segments"),
-        (TOKENS, {"positions": POSITIONS + 11}, r"position 16 at \(0, 5\) is outside the model's range 0 .. 15"),
+        (
+            TOKENS,
+            {"positions": POSITIONS + 11},
+            r"position 16 at \(0, 5\) is outside the model's range 0 .. 15",
+        ),
         (TOKENS, {"read_at": np.array([0, 6, 0])}, r"read_at position 6 at \(1,\) is outside"),
-        (TOKENS, {"read_at": np.array([0, 1])}, r"read_at is int64 \(2,\); expected integers \[3\]"),
+        (
+            TOKENS,
+            {"read_at": np.array([0, 1])},
+            r"read_at is int64 \(2,\); expected integers \[3\]",
+        ),
         (TOKENS, {"read_at": np.zeros(3)}, r"read_at is float64"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(gpt2, inputs, options, message):
-    unchecked = inspect.unwrap(jmat.run)  # as users call it: without the test suite's checks of annotations
+    # as users call it: without the test suite's checks of annotations
+    unchecked = inspect.unwrap(jmat.run)
     with pytest.raises(ValueError, match=message):
         unchecked(gpt2, inputs, **options)
 
 
 def test_type_ids_are_checked():
     model = hf.ours(hf.bert("types", type_vocab_size=3))
-    with pytest.raises(ValueError, match=r"type id 3 at \(0, 0\) is outside the model's range 0 .. 2"):
+    with pytest.raises(
+        ValueError, match=r"type id 3 at \(0, 0\) is outside the model's range 0 .. 2"
+    ):
         jmat.run(model, TOKENS, type_ids=np.full_like(TOKENS, 3))
 
 

@@ -1,4 +1,6 @@
-"""The page of figures has every figure that an experiment draws, and is what its script writes."""
+"""The page of figures has every figure that an experiment draws, and is what its script
+writes.
+"""
 
 import importlib.util
 import pathlib
@@ -32,7 +34,9 @@ def test_every_picture_is_there_and_they_are_small(gallery):
 
 def test_every_experiment_that_draws_has_its_entries(gallery):
     commands = [command for entry in gallery.ENTRIES for command in entry.commands]
-    assert {name for command in commands for name in re.findall(r"experiments\.(\w+)", command)} == set(EXPERIMENTS)
+    assert {
+        name for command in commands for name in re.findall(r"experiments\.(\w+)", command)
+    } == set(EXPERIMENTS)
     draws = {entry.plot for entry in gallery.ENTRIES}
     for name in ("linearity", "geometry", "errors", "checkpoints", "difference", "pairs"):
         assert getattr(gallery.linearity, f"plot_{name}") in draws

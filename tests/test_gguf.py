@@ -1,4 +1,6 @@
-"""GGUF files: written here from tiny Hugging Face models as llama.cpp's converter writes them, and read back."""
+"""GGUF files: written here from tiny Hugging Face models as llama.cpp's converter
+writes them, and read back.
+"""
 
 import struct
 import sys
@@ -15,7 +17,12 @@ from jmat.checkpoint import gguf_files, load_model
 from tests import families, hf
 from tests.memory import peak_of
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 CASES = [
     families.llama("untied", rms_norm_eps=1e-3, **SIZES),
     families.llama("bias", attention_bias=True, tie_word_embeddings=True, **SIZES),
@@ -64,16 +71,24 @@ def write(model, path, *, kind="F32", metadata=(), tensors=()):
         if stem == "lm_head" and config.tie_word_embeddings:
             continue
         layer = stem.split(".")
-        ours = f"blk.{layer[2]}.{PARTS['.'.join(layer[3:])]}" if layer[1:2] == ["layers"] else STEMS[stem]
+        ours = (
+            f"blk.{layer[2]}.{PARTS['.'.join(layer[3:])]}"
+            if layer[1:2] == ["layers"]
+            else STEMS[stem]
+        )
         array = value.float().numpy()
         if arch == "gemma" and "norm" in name:
             array = array + 1
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(ours.split(".")[-1])
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(
+            ours.split(".")[-1]
+        )
         if arch == "llama" and heads:
             halves = array.reshape(heads, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
         stored = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
-        writer.add_tensor(f"{ours}.{end}", gguf.quantize(np.ascontiguousarray(array), stored), raw_dtype=stored)
+        writer.add_tensor(
+            f"{ours}.{end}", gguf.quantize(np.ascontiguousarray(array), stored), raw_dtype=stored
+        )
     for name, value in tensors:
         writer.add_tensor(name, value)
     writer.write_header_to_file()
@@ -95,7 +110,9 @@ def test_a_gguf_file_is_the_model_that_it_was_made_from(case, tmp_path):
     expected = hf.ours(case)
     assert ours.config == expected.config
     for path, value in checkpoint.parameters(expected).items():
-        np.testing.assert_allclose(checkpoint.parameters(ours)[path], value, rtol=0, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(
+            checkpoint.parameters(ours)[path], value, rtol=0, atol=1e-6, err_msg=path
+        )
 
 
 def test_quantised_weights_are_expanded(llama, tmp_path):
@@ -113,7 +130,13 @@ def test_quantised_weights_are_expanded(llama, tmp_path):
 
 
 def test_frequency_factors_of_llama3(tmp_path):
-    fields = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     scaling = {**fields, "original_max_position_embeddings": 8192}
     case = families.llama("3", **{**SIZES, "head_dim": 64, "rope_parameters": scaling})
     theirs = hf.make(case)
@@ -121,7 +144,9 @@ def test_frequency_factors_of_llama3(tmp_path):
     factors = (plain / theirs.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
     assert factors[0] == pytest.approx(1)
     assert factors[-1] == pytest.approx(8)
-    ours, _ = jmat.load(write(theirs, tmp_path / "a.gguf", tensors=[("rope_freqs.weight", factors)]))
+    ours, _ = jmat.load(
+        write(theirs, tmp_path / "a.gguf", tensors=[("rope_freqs.weight", factors)])
+    )
     assert ours.config.rotary == hf.ours(case).config.rotary
     other = write(theirs, tmp_path / "b.gguf", tensors=[("rope_freqs.weight", np.sqrt(factors))])
     with pytest.raises(ValueError, match=r"not Llama 3\.1's scaling"):
@@ -172,7 +197,9 @@ def test_half_precision_is_exact(llama, tmp_path):
 
 
 def gguf_bytes(*metadata, tensors=b"", count=0, version=3):
-    """A file with these fields, (name, type, bytes of the value), and these descriptions of tensors."""
+    """A file with these fields, (name, type, bytes of the value), and these
+    descriptions of tensors.
+    """
     content = b"GGUF" + struct.pack("<IQQ", version, count, len(metadata))
     for name, kind, value in metadata:
         content += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
@@ -193,12 +220,16 @@ def tensor_bytes(name, shape, kind=0, offset=0):
 HOSTILE = {
     "array of 2^40 numbers": gguf_bytes(("a", 9, struct.pack("<IQ", 0, 2**40) + b"x" * 64)),
     "array of 2^40 texts": gguf_bytes(("a", 9, struct.pack("<IQ", 8, 2**40) + b"\0" * 6400)),
-    "array of arrays": gguf_bytes(("a", 9, struct.pack("<IQ", 9, 2**20) + struct.pack("<IQ", 9, 2) * 64)),
+    "array of arrays": gguf_bytes(
+        ("a", 9, struct.pack("<IQ", 9, 2**20) + struct.pack("<IQ", 9, 2) * 64)
+    ),
     "text of 2^63 bytes": gguf_bytes(("a", 8, struct.pack("<Q", 2**63) + b"x")),
     "2^60 fields": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60) + b"\0" * 4000,
     "2^60 tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0),
     "tensor of 2^40 numbers": gguf_bytes(tensors=tensor_bytes("t", (2**20, 2**20)), count=1),
-    "tensor of 2^32 axes": gguf_bytes(tensors=b"\1" + b"\0" * 7 + b"t" + b"\xff" * 4 + b"\0" * 64, count=1),
+    "tensor of 2^32 axes": gguf_bytes(
+        tensors=b"\1" + b"\0" * 7 + b"t" + b"\xff" * 4 + b"\0" * 64, count=1
+    ),
     "tensors on top of one another": gguf_bytes(
         tensors=tensor_bytes("a", (100,)) + tensor_bytes("b", (100,)) + b"\0" * 500, count=2
     ),
@@ -232,7 +263,8 @@ def test_a_split_file_says_what_to_do(llama, tmp_path):
         path.write_bytes(b"GGUF")
         for name in (path, tmp_path):
             with pytest.raises(
-                ValueError, match=r"is part [12] of 2 of a split GGUF file: join .*llama-gguf-split --merge"
+                ValueError,
+                match=r"is part [12] of 2 of a split GGUF file: join .*llama-gguf-split --merge",
             ):
                 load_model(name)
     write(llama, tmp_path / "renamed.gguf", metadata=[("split.count", 3), ("split.no", 1)])
@@ -270,8 +302,15 @@ def test_every_field_of_the_header_has_its_own_name_in_the_config(family, tmp_pa
     found = gguf_files._config(tmp_path / "x.gguf", metadata, shapes)
     scaling = found.pop("rope_scaling")
     assert scaling == dict(SCALING.values())
-    wanted = {"model_type": family, "vocab_size": 77, "tie_word_embeddings": False, **dict(FIELDS.values())}
+    wanted = {
+        "model_type": family,
+        "vocab_size": 77,
+        "tie_word_embeddings": False,
+        **dict(FIELDS.values()),
+    }
     assert {name: found[name] for name in wanted} == wanted
     assert found.get("attention_bias") == (None if family == "qwen2" else False)
-    tied = gguf_files._config(tmp_path / "x.gguf", metadata, {"model.embed_tokens.weight": (77, 65)})
+    tied = gguf_files._config(
+        tmp_path / "x.gguf", metadata, {"model.embed_tokens.weight": (77, 65)}
+    )
     assert tied["tie_word_embeddings"] is True

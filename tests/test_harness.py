@@ -1,4 +1,6 @@
-"""Models for the LM Evaluation Harness score texts as `tasks` does; the harness itself is in test_lm_eval.py."""
+"""Models for the LM Evaluation Harness score texts as `tasks` does; the harness itself
+is in test_lm_eval.py.
+"""
 
 import copy
 import sys
@@ -37,7 +39,10 @@ def test_continuations_are_those_of_the_model(loaded):
     for (context, continuation), (value, greedy) in zip(
         pairs, scorer(model, tokenizer).continuations(pairs), strict=True
     ):
-        tokens, first = tokenizer(context + continuation)["input_ids"], len(tokenizer(context)["input_ids"])
+        tokens, first = (
+            tokenizer(context + continuation)["input_ids"],
+            len(tokenizer(context)["input_ids"]),
+        )
         values, hits = by_hand(model, tokens)
         assert value == pytest.approx(values[first - 1 :].sum(), rel=1e-4)
         assert greedy == hits[first - 1 :].all()
@@ -46,16 +51,27 @@ def test_continuations_are_those_of_the_model(loaded):
 
 
 def by_likelihood(model, tokens):
-    return int(np.asarray(jmat.run(model, np.asarray([tokens], np.int32), keep="logits")[1]["logits"])[0, -1].argmax())
+    return int(
+        np.asarray(jmat.run(model, np.asarray([tokens], np.int32), keep="logits")[1]["logits"])[
+            0, -1
+        ].argmax()
+    )
 
 
 def test_continuations_are_those_of_tasks(loaded):
     model, tokenizer = loaded
-    questions = [tasks.Question("Returns", ("the value", "zq"), 0), tasks.Question("It is", ("a", "of the", "x"), 1)]
-    pairs = [(question.prompt, f" {choice}") for question in questions for choice in question.choices]
+    questions = [
+        tasks.Question("Returns", ("the value", "zq"), 0),
+        tasks.Question("It is", ("a", "of the", "x"), 1),
+    ]
+    pairs = [
+        (question.prompt, f" {choice}") for question in questions for choice in question.choices
+    ]
     for sites in ({}, {"block.*.ffn": jmat.Zero()}):
         values = [value for value, _ in scorer(model, tokenizer, sites=sites).continuations(pairs)]
-        expected = np.concatenate(scoring.choice_scores(model, tokenizer, questions, sites=sites)[0])
+        expected = np.concatenate(
+            scoring.choice_scores(model, tokenizer, questions, sites=sites)[0]
+        )
         np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
@@ -73,7 +89,8 @@ def test_every_token_of_a_long_text_is_scored_once(loaded):
     tokens = np.asarray([tokenizer.bos_token_id, *tokenizer(long)["input_ids"]])
     assert 2 * limit < len(tokens) < 5 * limit
     total, scored = 0.0, 1
-    while scored < len(tokens):  # the first window has room for `limit`, each later one for `limit - 1` new tokens
+    # the first window has room for `limit`, each later one for `limit - 1` new tokens
+    while scored < len(tokens):
         stop = min(limit, len(tokens)) if scored == 1 else min(scored + limit - 1, len(tokens))
         total += by_hand(model, tokens[max(stop - limit, 0) : stop])[0][scored - stop :].sum()
         scored = stop
@@ -92,7 +109,9 @@ def test_an_exit_reads_an_earlier_layer(loaded):
         x, _ = jmat.run(model, np.asarray([tokens], np.int32), stop=layer)
         scores = np.asarray(jmat.logits(model, x), np.float64)[0, -2]
         assert value == pytest.approx(scores[tokens[-1]] - np.logaddexp.reduce(scores), rel=1e-4)
-    edited = scorer(model, tokenizer, exit_layer=2, sites={"block.0.attn": jmat.Zero()}).continuations(pairs)
+    edited = scorer(
+        model, tokenizer, exit_layer=2, sites={"block.0.attn": jmat.Zero()}
+    ).continuations(pairs)
     sites = {"block.0.attn": jmat.Zero(), "block.2": Identity(), "block.3": Identity()}
     assert edited == scorer(model, tokenizer, sites=sites).continuations(pairs)
 
@@ -102,7 +121,10 @@ def test_an_exit_reads_an_earlier_layer(loaded):
     [
         ({"exit_layer": 9}, "exit_layer=9: expected a layer from 0 to 4, the last"),
         ({"exit_layer": -1}, "exit_layer=-1: expected"),
-        ({"exit_layer": 2, "sites": jmat.Shortcut(3, 4, Identity())}, "leaves out block.3, which sites names, too"),
+        (
+            {"exit_layer": 2, "sites": jmat.Shortcut(3, 4, Identity())},
+            "leaves out block.3, which sites names, too",
+        ),
     ],
 )
 def test_exits_that_cannot_be_are_refused(loaded, given, says):
@@ -122,7 +144,9 @@ def test_masked_models_and_tokenizers_without_bos_are_refused(bert, loaded):
 
 def test_requests_of_the_harness_are_answered(loaded, monkeypatch):
     api = types.SimpleNamespace(LM=object)
-    monkeypatch.setitem(sys.modules, "lm_eval", types.SimpleNamespace(api=types.SimpleNamespace(model=api)))
+    monkeypatch.setitem(
+        sys.modules, "lm_eval", types.SimpleNamespace(api=types.SimpleNamespace(model=api))
+    )
     monkeypatch.setitem(sys.modules, "lm_eval.api", types.SimpleNamespace(model=api))
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", api)
     harness = harness_model(*loaded, exit_layer=3, tokens_per_batch=64)
@@ -132,11 +156,15 @@ def test_requests_of_the_harness_are_answered(loaded, monkeypatch):
     assert harness.loglikelihood([]) == []
     texts = [types.SimpleNamespace(args=(context,)) for context, _ in PAIRS]
     assert harness.loglikelihood_rolling(texts) == expected.texts([context for context, _ in PAIRS])
-    with pytest.raises(NotImplementedError, match="jmat generates no text yet: choose tasks that score"):
+    with pytest.raises(
+        NotImplementedError, match="jmat generates no text yet: choose tasks that score"
+    ):
         harness.generate_until(requests)
 
 
 def test_the_extra_is_named_where_it_is_missing(loaded, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    with pytest.raises(ValueError, match=r"needs the extra `lm-eval`: pip install 'jmat\[lm-eval\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs the extra `lm-eval`: pip install 'jmat\[lm-eval\]'"
+    ):
         harness_model(*loaded)

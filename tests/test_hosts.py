@@ -1,4 +1,6 @@
-"""Two processes with two devices each, joined by jax.distributed, find what one device alone finds."""
+"""Two processes with two devices each, joined by jax.distributed, find what one device
+alone finds.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ def free_port():
 
 
 def start(folder, processes, devices, *, module=None, given=()):
-    """Starts the processes, of a script or of tests.two_processes, with so many devices each; returns them."""
+    """Starts the processes, of a script or of tests.two_processes, with so many devices
+    each; returns them.
+    """
     xla = f"{os.environ['JMAT_TEST_XLA']} --xla_force_host_platform_device_count="
     each = devices if isinstance(devices, tuple) else (devices,) * processes
     port = free_port()
@@ -41,34 +45,52 @@ def start(folder, processes, devices, *, module=None, given=()):
     commands = [
         ["tests.two_processes", str(port), str(processes), str(k), str(folder)]
         if module is None
-        else [module, *given, f"--coordinator=localhost:{port}", f"--num_processes={processes}", f"--process_id={k}"]
+        else [
+            module,
+            *given,
+            f"--coordinator=localhost:{port}",
+            f"--num_processes={processes}",
+            f"--process_id={k}",
+        ]
         for k in range(processes)
     ]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, "XLA_FLAGS": f"{xla}{count}"}, **pipes
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, "XLA_FLAGS": f"{xla}{count}"},
+            **pipes,
         )
         for command, count in zip(commands, each, strict=True)
     ]
 
 
 def of_one_shape(split, count):
-    """Sentences that are read at positions 8 .. 15: batches of one shape, since compiling takes the time."""
+    """Sentences that are read at positions 8 .. 15: batches of one shape, since
+    compiling takes the time.
+    """
     rows = np.flatnonzero((split.positions >= 8) & (split.positions < 16))[:count]
     assert len(rows) == count
-    return Split(tokens=split.tokens[split.places(rows)], lengths=split.lengths[rows], positions=split.positions[rows])
+    return Split(
+        tokens=split.tokens[split.places(rows)],
+        lengths=split.lengths[rows],
+        positions=split.positions[rows],
+    )
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Where one process on one device, and two processes on two devices each, have written."""
+    """Where one process on one device, and two processes on two devices each, have
+    written.
+    """
     whole = load_examples(REFERENCE / "gpt2" / "examples.npz")
     examples = Examples(fit=of_one_shape(whole.fit, 200), eval=of_one_shape(whole.eval, 90))
     folders = {}
     for processes, devices in ((1, 1), (2, 2)):
         folder = folders[processes] = tmp_path_factory.mktemp(f"by{processes}")
         save_examples(folder / "examples.npz", examples)
-        for file in ("config.json", "model.safetensors"):  # no tokenizer: importing transformers takes long
+        # no tokenizer: importing transformers takes long
+        for file in ("config.json", "model.safetensors"):
             (folder / file).write_bytes((REFERENCE / "gpt2" / file).read_bytes())
         started = start(folder, processes, devices)
         try:
@@ -84,7 +106,9 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def arrays(folders):
     """What the lone process found, and each of the two."""
-    return [dict(np.load(folders[processes] / f"{k}.npz")) for processes, k in ((1, 0), (2, 0), (2, 1))]
+    return [
+        dict(np.load(folders[processes] / f"{k}.npz")) for processes, k in ((1, 0), (2, 0), (2, 1))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +122,9 @@ def test_a_process_without_a_batch_has_everything_too(arrays):
     for name, want in alone.items():
         np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
         assert both[0][name].dtype == want.dtype
-        np.testing.assert_allclose(both[0][name], want, atol=1e-6 * np.abs(want).max(), err_msg=name)
+        np.testing.assert_allclose(
+            both[0][name], want, atol=1e-6 * np.abs(want).max(), err_msg=name
+        )
 
 
 @pytest.mark.slow
@@ -109,7 +135,9 @@ def test_maps_equal_those_of_one_device(folders, gpt2):
     for name, linear in one.items():
         x = streams[int(name.split(".")[1])]
         assert np.linalg.norm(linear.W - two[name].W) < 1e-5 * np.linalg.norm(linear.W), name
-        assert np.linalg.norm(x @ linear.W - x @ two[name].W) < 1e-6 * np.linalg.norm(x @ linear.W), name
+        assert np.linalg.norm(x @ linear.W - x @ two[name].W) < 1e-6 * np.linalg.norm(
+            x @ linear.W
+        ), name
 
 
 @pytest.mark.slow
@@ -128,9 +156,21 @@ def test_rows_equal_those_of_one_device(folders, script):
 
 @pytest.mark.slow
 def test_killed_processes_go_on_each_from_its_own_snapshot(folders, tmp_path):
-    """SIGKILL ends one, SIGTERM the other; the run that is started again ends with the maps of one left alone."""
-    flags = [f"--model={folders[2]}", f"--examples={REFERENCE / 'gpt2' / 'examples.npz'}", "--num_fit=1500"]
-    flags += ["--route=streaming", "--fit_tokens=all", "--targets=final", "--tokens_per_batch=512", "--protocol=jmat"]
+    """SIGKILL ends one, SIGTERM the other; the run that is started again ends with the
+    maps of one left alone.
+    """
+    flags = [
+        f"--model={folders[2]}",
+        f"--examples={REFERENCE / 'gpt2' / 'examples.npz'}",
+        "--num_fit=1500",
+    ]
+    flags += [
+        "--route=streaming",
+        "--fit_tokens=all",
+        "--targets=final",
+        "--tokens_per_batch=512",
+        "--protocol=jmat",
+    ]
 
     def begin(out, every):
         given = [*flags, f"--out={out}", f"--snapshot_every={every}"]
@@ -150,7 +190,9 @@ def test_killed_processes_go_on_each_from_its_own_snapshot(folders, tmp_path):
     again = begin(tmp_path / "broken", 0.1)
     ends += [process.communicate(timeout=900)[0] for process in again]
     assert "going on after batch" in ends[2], ends
-    whole, resumed = ((tmp_path / out / "maps.safetensors").read_bytes() for out in ("whole", "broken"))
+    whole, resumed = (
+        (tmp_path / out / "maps.safetensors").read_bytes() for out in ("whole", "broken")
+    )
     assert whole == resumed
     assert not (tmp_path / "broken" / "checkpoints").exists()
 
@@ -177,7 +219,8 @@ def test_a_failure_in_one_process_is_told_in_all(reports):
     assert reports[1]["said"][:3] == [told.format(0), mine, differ]
     for report in reports:
         assert re.fullmatch(
-            "the hash of the weights of the model is '.*' in process 0 and '.*' in process 1; .*", report["said"][3]
+            "the hash of the weights of the model is '.*' in process 0 and '.*' in process 1; .*",
+            report["said"][3],
         )
 
 
@@ -185,8 +228,12 @@ def test_a_failure_in_one_process_is_told_in_all(reports):
 def test_gathered_values_keep_every_bit(arrays):
     for found in arrays[1:]:
         assert found["gathered 0"].size == 0
-        np.testing.assert_array_equal(found["gathered 1"], np.random.default_rng(1).standard_normal(3))
-        np.testing.assert_array_equal(found["in rounds"], np.r_[np.arange(100.0), 1000 + np.arange(100.0)])
+        np.testing.assert_array_equal(
+            found["gathered 1"], np.random.default_rng(1).standard_normal(3)
+        )
+        np.testing.assert_array_equal(
+            found["in rounds"], np.r_[np.arange(100.0), 1000 + np.arange(100.0)]
+        )
 
 
 _MEETING = """
@@ -216,7 +263,9 @@ def test_where_a_process_dies_the_other_ends_with_a_sentence(victim, alone):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     port = free_port()
     both = [
-        subprocess.Popen([sys.executable, "-c", _MEETING, str(port), str(me), str(alone)], cwd=ROOT, **pipes)
+        subprocess.Popen(
+            [sys.executable, "-c", _MEETING, str(port), str(me), str(alone)], cwd=ROOT, **pipes
+        )
         for me in range(2)
     ]
     try:
@@ -234,7 +283,8 @@ def test_where_a_process_dies_the_other_ends_with_a_sentence(victim, alone):
     assert last.startswith("error: ")
     assert "another process has died or cannot be reached" in last
     assert last.endswith(
-        "start all of them again with the same flags; a pass over the text then goes on from its last snapshots."
+        "start all of them again with the same flags; a pass over the text then goes on from its "
+        "last snapshots."
     )
     assert "Traceback" not in said
     assert len(said.splitlines()) < 12, said
@@ -246,7 +296,10 @@ def test_unequal_numbers_of_devices_are_told_in_all(tmp_path):
     for process in start(tmp_path, 2, (2, 1), module="experiments.r2", given=given):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 1
-        assert "different numbers of devices (process 0 has 2, process 1 has 1); expected equally many." in said
+        assert (
+            "different numbers of devices (process 0 has 2, process 1 has 1); expected equally "
+            "many." in said
+        )
 
 
 @pytest.mark.parametrize(("listens", "at"), [(True, "localhost:{}"), (False, "a..b:{}")])
@@ -264,7 +317,10 @@ def test_processes_that_do_not_come_are_not_waited_for_for_ever(monkeypatch, cap
     with hosts._no_longer_than(0.01, "host:1234", 2):
         time.sleep(0.5)
     assert codes == [1]
-    assert "the 2 processes have not come together in 0 seconds; was each started" in capsys.readouterr().err
+    assert (
+        "the 2 processes have not come together in 0 seconds; was each started"
+        in capsys.readouterr().err
+    )
     with hosts._no_longer_than(0.2, "host:1234", 2):
         pass
     time.sleep(0.4)

@@ -1,4 +1,6 @@
-"""Corpora of the hub, read through a stand-in for it: documents, sentences, cache and errors."""
+"""Corpora of the hub, read through a stand-in for it: documents, sentences, cache and
+errors.
+"""
 
 import builtins
 import re
@@ -19,7 +21,9 @@ def split_text(paragraph):
 
 
 class Hub:
-    """Stands in for the hub: every file has `documents` rows, each naming its file and its number in every sentence."""
+    """Stands in for the hub: every file has `documents` rows, each naming its file and
+    its number in every sentence.
+    """
 
     def __init__(self, documents=40, sentences=30):
         self.documents, self.sentences = documents, sentences
@@ -31,7 +35,12 @@ class Hub:
         for document in range(self.documents):
             tag = f"{file}x{document}"
             lines = [f"Sentence {i} belongs to document {tag} here." for i in range(self.sentences)]
-            yield {"text": f"A heading without a stop\n{' '.join(lines[:2])}\n\n{' '.join(lines[2:])}\nShort one."}
+            yield {
+                "text": (
+                    "A heading without a "
+                    f"stop\n{' '.join(lines[:2])}\n\n{' '.join(lines[2:])}\nShort one."
+                )
+            }
 
 
 def documents_of(sentences):
@@ -41,16 +50,21 @@ def documents_of(sentences):
 @pytest.mark.parametrize("name", NAMES)
 def test_files_are_pinned_parquet(name):
     address = hub_corpora.SOURCES[name].address(1)
-    assert re.fullmatch(r"hf://datasets/[\w-]+/\w+@[0-9a-f]{40}/[\w./-]+/train-00001-of-000\d\d\.parquet", address)
+    assert re.fullmatch(
+        r"hf://datasets/[\w-]+/\w+@[0-9a-f]{40}/[\w./-]+/train-00001-of-000\d\d\.parquet", address
+    )
 
 
 def test_fit_and_eval_come_from_different_documents():
     hub = Hub()
-    fit, held_out = hub_corpora.hub_fit_eval("wikipedia", 95, 42, 0, open_file=hub, split_text=split_text)
+    fit, held_out = hub_corpora.hub_fit_eval(
+        "wikipedia", 95, 42, 0, open_file=hub, split_text=split_text
+    )
     assert (len(fit), len(held_out)) == (95, 42)
     assert len(set(fit + held_out)) == 95 + 42
     assert not documents_of(fit) & documents_of(held_out)
-    assert all(sentence.startswith("Sentence") for sentence in fit + held_out)  # no headings, no scraps
+    # no headings, no scraps
+    assert all(sentence.startswith("Sentence") for sentence in fit + held_out)
     # No document gives more than ten sentences, and eight files are read in turn.
     assert len(documents_of(fit)) == 10
     assert len(set(hub.opened)) == 8
@@ -59,7 +73,9 @@ def test_fit_and_eval_come_from_different_documents():
 
 def test_seed_draws_files_sentences_and_order():
     def draw(seed):
-        return hub_corpora.hub_fit_eval("wikipedia", 50, 20, seed, open_file=Hub(), split_text=split_text)
+        return hub_corpora.hub_fit_eval(
+            "wikipedia", 50, 20, seed, open_file=Hub(), split_text=split_text
+        )
 
     assert draw(0) == draw(0)
     assert draw(0) != draw(1)
@@ -84,7 +100,8 @@ def test_wikitext_lines_become_articles_and_ordinary_text():
         " The end of an article whose title another file holds . \n",
         " = Some Title = \n",
         "",
-        " The game 's \" first run \" sold 1 @,@ 500 well @-@ made copies ( in Japan ) , she didn 't say . \n",
+        ' The game \'s " first run " sold 1 @,@ 500 well @-@ made copies ( in Japan ) , she didn '
+        "'t say . \n",
         " = = A Section = = \n",
         " Players ' scores rose by 2 @.@ 5 % here . \n",
         " = Other Title = \n",
@@ -124,7 +141,13 @@ def test_examples_are_cached_by_everything_that_matters(cache):
     assert again.fit.tokens.tolist() == first.fit.tokens.tolist()
     (file,) = cache.glob("cc-news-*.npz")
     assert load_examples(file).eval.positions.tolist() == first.eval.positions.tolist()
-    for change in ({"num_fit": 41}, {"num_eval": 21}, {"seed": 1}, {"protocol": "jmat"}, {"max_length": 4}):
+    for change in (
+        {"num_fit": 41},
+        {"num_eval": 21},
+        {"seed": 1},
+        {"protocol": "jmat"},
+        {"max_length": 4},
+    ):
         make(**change)
     tokenizer.add_tokens(["document"])
     make()
@@ -137,7 +160,9 @@ def test_a_damaged_cache_is_made_anew(cache):
     given = dict(num_fit=4, num_eval=4, seed=0, protocol="din2023", max_length=128, masked=False)
 
     def make():
-        return hub_corpora.hub_examples("wikipedia", tokenizer, **given, open_file=Hub(), split_text=split_text)
+        return hub_corpora.hub_examples(
+            "wikipedia", tokenizer, **given, open_file=Hub(), split_text=split_text
+        )
 
     first = make()
     (file,) = cache.iterdir()
@@ -174,7 +199,9 @@ def test_unreachable_hub_is_one_sentence():
         yield {"text": "One sentence came through before."}
         raise RuntimeError("connection lost\nand a long traceback")
 
-    with pytest.raises(ConnectionError, match=r"corpus cc-news cannot be read .*RuntimeError: connection lost\)"):
+    with pytest.raises(
+        ConnectionError, match=r"corpus cc-news cannot be read .*RuntimeError: connection lost\)"
+    ):
         hub_corpora.hub_fit_eval("cc-news", 9, 1, 0, open_file=offline, split_text=split_text)
 
 
@@ -185,5 +212,7 @@ def test_corpus_finds_hub_names(monkeypatch):
     assert not documents_of(fit) & documents_of(held_out)
     monkeypatch.setattr(hub_corpora, "LOADED", 25)
     assert len(corpus.load_corpus("cc-news")) == 25
-    with pytest.raises(FileNotFoundError, match=r"docs, wikipedia, wikipedia-2022, cc-news, wikitext-103"):
+    with pytest.raises(
+        FileNotFoundError, match=r"docs, wikipedia, wikipedia-2022, cc-news, wikitext-103"
+    ):
         corpus.load_corpus("wikipedia-2021")

@@ -9,8 +9,17 @@ from jmat.data.hub_tasks import TASKS, hub_task
 from jmat.studies.tasks.questions import Question, read_task
 
 # A row of each, as the hub has it, and what a model is asked: prompt, choices, answer.
-ARC = {"question": "What melts ice?", "choices": {"text": ["shade", "heat"], "label": ["A", "B"]}, "answerKey": "B"}
-COPA = {"premise": "The lamp was on.", "choice1": "It was dark.", "choice2": "It was day.", "label": 0}
+ARC = {
+    "question": "What melts ice?",
+    "choices": {"text": ["shade", "heat"], "label": ["A", "B"]},
+    "answerKey": "B",
+}
+COPA = {
+    "premise": "The lamp was on.",
+    "choice1": "It was dark.",
+    "choice2": "It was day.",
+    "label": 0,
+}
 CLAIM = {"premise": "It rained.", "hypothesis": "The street is wet."}
 ROWS = {
     "arc_easy": (ARC, "Question: What melts ice?\nAnswer:", ("shade", "heat"), 1),
@@ -21,7 +30,12 @@ ROWS = {
         ("no", "yes"),
         1,
     ),
-    "copa": ({**COPA, "question": "cause"}, "The lamp was on because", ("it was dark.", "it was day."), 0),
+    "copa": (
+        {**COPA, "question": "cause"},
+        "The lamp was on because",
+        ("it was dark.", "it was day."),
+        0,
+    ),
     "rte": (
         {**CLAIM, "label": 1},
         "It rained.\nQuestion: The street is wet. True or false?\nAnswer:",
@@ -34,7 +48,12 @@ ROWS = {
         ("true", "false", "neither"),
         2,
     ),
-    "hellaswag": ({"ctx": "A man sits", "endings": ["down.", "up."], "label": "0"}, "A man sits", ("down.", "up."), 0),
+    "hellaswag": (
+        {"ctx": "A man sits", "endings": ["down.", "up."], "label": "0"},
+        "A man sits",
+        ("down.", "up."),
+        0,
+    ),
 }
 
 
@@ -48,7 +67,8 @@ def test_what_is_asked(name, monkeypatch):
 @pytest.mark.parametrize("name", TASKS)
 def test_files_are_pinned_parquet(name):
     assert re.fullmatch(
-        r"hf://datasets/[\w-]+/\w+@[0-9a-f]{40}/[\w-]+/\w+-00000-of-00001\.parquet", TASKS[name].address
+        r"hf://datasets/[\w-]+/\w+@[0-9a-f]{40}/[\w-]+/\w+-00000-of-00001\.parquet",
+        TASKS[name].address,
     )
 
 
@@ -62,6 +82,7 @@ def test_unreachable_hub_is_one_sentence():
         raise RuntimeError("connection lost\nand a long traceback")
 
     with pytest.raises(
-        ConnectionError, match=r"task copa cannot be read .*RuntimeError: connection lost\).*JSONL file"
+        ConnectionError,
+        match=r"task copa cannot be read .*RuntimeError: connection lost\).*JSONL file",
     ):
         hub_task("copa", open_file=offline)

@@ -34,9 +34,10 @@ def tokens_of(rows, length):
     return rng.integers(0, 37, (rows, length), dtype=np.int32)
 
 
-# --- padding to few shapes --------------------------------------------------------------------------------------------
+# --- padding to few shapes ------------------------------------------------------------------------
 
-PADDED = [(1, 7), (9, 9), (33, 5)]  # rows, length; 9 become 12, which are all positions that there are
+# rows, length; 9 become 12, which are all positions that there are
+PADDED = [(1, 7), (9, 9), (33, 5)]
 
 
 @pytest.mark.parametrize(("rows", "length"), PADDED)
@@ -49,12 +50,16 @@ def test_padding_changes_nothing(gpt2, bert, rows, length):
         for name in keep:
             assert kept[name].shape == expected[name].shape, name
             size = float(jnp.abs(expected[name]).max())
-            np.testing.assert_allclose(kept[name], expected[name], atol=2e-6 * max(size, 1), err_msg=name)
+            np.testing.assert_allclose(
+                kept[name], expected[name], atol=2e-6 * max(size, 1), err_msg=name
+            )
         read = {
             "read_at": np.stack([np.full(rows, -1), np.zeros(rows, int)], axis=1),
             "keep": ("block.1.attn.pattern", "logits"),
         }
-        (_, kept), (_, expected) = (jmat.run(model, given, **read) for given in (tokens, jnp.asarray(tokens)))
+        (_, kept), (_, expected) = (
+            jmat.run(model, given, **read) for given in (tokens, jnp.asarray(tokens))
+        )
         assert kept["block.1.attn.pattern"].shape == (rows, 2, 4, length)
         for name in read["keep"]:
             np.testing.assert_allclose(kept[name], expected[name], atol=1e-5, err_msg=name)
@@ -68,7 +73,9 @@ def test_padding_changes_nothing_for_rows_that_hold_padding(gpt2, bert):
         x, kept = jmat.run(model, tokens, mask=mask, keep=keep)
         y, expected = jmat.run(model, jnp.asarray(tokens), mask=jnp.asarray(mask), keep=keep)
         for value, other in ((x, y), *((kept[name], expected[name]) for name in keep)):
-            np.testing.assert_allclose(value, other, atol=1e-5 * max(float(jnp.abs(other).max()), 1))
+            np.testing.assert_allclose(
+                value, other, atol=1e-5 * max(float(jnp.abs(other).max()), 1)
+            )
 
 
 def test_ten_prompts_of_different_lengths_compile_few_programs(gpt2):
@@ -78,7 +85,11 @@ def test_ten_prompts_of_different_lengths_compile_few_programs(gpt2):
             tokens = tokens_of(1, length)
             jmat.run(gpt2, tokens, keep="logits", read_at=-1)
             jmat.run(gpt2, tokens, sites={"block.0": Add(v), "block.1": At(-1, Constant(v[None]))})
-            jmat.run(gpt2, tokens, sites={"block.0.ffn": Linear(jnp.eye(16)), "block.1.attn": gpt2.blocks[0].attn})
+            jmat.run(
+                gpt2,
+                tokens,
+                sites={"block.0.ffn": Linear(jnp.eye(16)), "block.1.attn": gpt2.blocks[0].attn},
+            )
 
     passes([3], 0)
     before = programs()
@@ -92,7 +103,9 @@ def test_ten_prompts_of_different_lengths_compile_few_programs(gpt2):
 
 
 def test_sites_that_depend_on_the_length_see_the_true_one(gpt2):
-    """Any function may look at the last column; what has a value for each token cannot be padded."""
+    """Any function may look at the last column; what has a value for each token cannot
+    be padded.
+    """
     tokens, source = tokens_of(2, 5), rng.normal(size=(2, 5, 16)).astype(np.float32)
     last = Edit(lambda y: y.at[:, -1].set(0))
     kept = np.asarray(jmat.run(gpt2, tokens, sites={"block.0": last}, keep="block.0")[1]["block.0"])
@@ -101,48 +114,73 @@ def test_sites_that_depend_on_the_length_see_the_true_one(gpt2):
     for stand_in in (Constant(source), Add(source)):
         jmat.run(gpt2, tokens, sites={"block.0": stand_in})
     pattern = np.full((2, 4, 5, 5), 0.2, np.float32)
-    kept = jmat.run(gpt2, tokens, sites={"block.0.attn.pattern": Constant(pattern)}, keep="block.0.attn.pattern")[1]
+    kept = jmat.run(
+        gpt2, tokens, sites={"block.0.attn.pattern": Constant(pattern)}, keep="block.0.attn.pattern"
+    )[1]
     np.testing.assert_array_equal(kept["block.0.attn.pattern"], pattern)
-    jmat.run(gpt2, tokens, sites={"block.0.attn.pattern": At(-1, Constant(np.full(5, 0.2, np.float32)))})
+    jmat.run(
+        gpt2, tokens, sites={"block.0.attn.pattern": At(-1, Constant(np.full(5, 0.2, np.float32)))}
+    )
 
 
 def test_errors_speak_of_the_shapes_that_were_given(gpt2):
     with pytest.raises(
-        ValueError, match=r"returned shape \(3, 5, 7\) for an input of \(3, 5, 16\); expected \(3, 5, 16"
+        ValueError,
+        match=r"returned shape \(3, 5, 7\) for an input of \(3, 5, 16\); expected \(3, 5, 16",
     ):
         jmat.run(gpt2, tokens_of(3, 5), sites={"block.0.ffn": Linear(jnp.ones((16, 7)))})
 
 
-# --- where things are read --------------------------------------------------------------------------------------------
+# --- where things are read ------------------------------------------------------------------------
 
 
 def test_positions_count_within_the_text_of_a_row(gpt2):
-    mask = np.array([[1] * 6 + [0] * 2, [0] * 3 + [1] * 5, [0] * 2 + [1] * 4 + [0] * 2, [0] * 8], bool)
+    mask = np.array(
+        [[1] * 6 + [0] * 2, [0] * 3 + [1] * 5, [0] * 2 + [1] * 4 + [0] * 2, [0] * 8], bool
+    )
     tokens = tokens_of(4, 8)
     whole = np.asarray(jmat.run(gpt2, tokens, mask=mask, keep="block.1")[1]["block.1"])
     expected = {0: [0, 3, 2, 0], -1: [5, 7, 5], 3: [3, 6, 5], -4: [2, 4, 2]}
     for mask_given in (mask, jnp.asarray(mask)):
         for position, columns in expected.items():
             rows = slice(0, len(columns))
-            shapes = {(): position, (1,): [position], (4,): np.full(4, position), (4, 1): np.full((4, 1), position)}
+            shapes = {
+                (): position,
+                (1,): [position],
+                (4,): np.full(4, position),
+                (4, 1): np.full((4, 1), position),
+            }
             for shape, read_at in shapes.items():
                 if position and len(columns) == 3 and isinstance(mask_given, np.ndarray):
-                    given = (tokens[rows], mask_given[rows], read_at[rows] if shape and shape[0] == 4 else read_at)
+                    given = (
+                        tokens[rows],
+                        mask_given[rows],
+                        read_at[rows] if shape and shape[0] == 4 else read_at,
+                    )
                 else:
                     given = (tokens, mask_given, read_at)
-                kept = jmat.run(gpt2, given[0], mask=given[1], keep="block.1", read_at=given[2])[1]["block.1"]
+                kept = jmat.run(gpt2, given[0], mask=given[1], keep="block.1", read_at=given[2])[1][
+                    "block.1"
+                ]
                 value = np.asarray(kept)[rows].reshape(len(columns), 16)
-                np.testing.assert_allclose(value, whole[np.arange(len(columns)), columns], atol=1e-5)
+                np.testing.assert_allclose(
+                    value, whole[np.arange(len(columns)), columns], atol=1e-5
+                )
     with pytest.raises(
-        ValueError, match=r"read_at position -1 at \(3,\) is outside the text of row 3, which has 0 tokens"
+        ValueError,
+        match=r"read_at position -1 at \(3,\) is outside the text of row 3, which has 0 tokens",
     ):
         jmat.run(gpt2, tokens, mask=mask, keep="block.1", read_at=-1)
 
 
 @pytest.mark.parametrize("where", ["host", "device", "device, segments on the host"])
 def test_every_position_of_every_row_has_its_column(where):
-    """Rows padded on the right, on the left, on both sides, not at all, and without any token."""
-    segments = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 2, 0, 0], [1, 1, 1, 1, 1], [0] * 5], np.int32)
+    """Rows padded on the right, on the left, on both sides, not at all, and without any
+    token.
+    """
+    segments = np.array(
+        [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 2, 0, 0], [1, 1, 1, 1, 1], [0] * 5], np.int32
+    )
     real = [np.flatnonzero(row) for row in segments]
     given = jnp.asarray(segments) if where == "device" else segments
     spans = Spans(given, 5, 5)
@@ -157,7 +195,10 @@ def test_every_position_of_every_row_has_its_column(where):
             if column != 99 or (position == 0 and not len(real[row])):
                 assert alone.columns("read_at", np.array([position]), empty=99).tolist() == [column]
             else:
-                with pytest.raises(ValueError, match=f"read_at position {position} at .* is outside the text of row 0"):
+                with pytest.raises(
+                    ValueError,
+                    match=f"read_at position {position} at .* is outside the text of row 0",
+                ):
                     alone.columns("read_at", np.array([position]), empty=99)
 
 
@@ -165,7 +206,9 @@ def test_packed_texts_are_read_from_the_first_column_of_the_row(gpt2):
     segments = np.array([[1, 1, 1, 2, 2, 2, 2, 0]])
     tokens = tokens_of(1, 8)
     whole = jmat.run(gpt2, tokens, segments=segments, keep="block.1")[1]["block.1"]
-    kept = jmat.run(gpt2, tokens, segments=segments, keep="block.1", read_at=[2, 3, -1])[1]["block.1"]
+    kept = jmat.run(gpt2, tokens, segments=segments, keep="block.1", read_at=[2, 3, -1])[1][
+        "block.1"
+    ]
     np.testing.assert_array_equal(kept[0], whole[0, np.array([2, 3, 6])])
 
 
@@ -175,18 +218,22 @@ def test_a_batch_brings_its_segments_and_positions(gpt2):
     tokens, none = tokens_of(2, 7), np.zeros((2, 0), np.int32)
     batch = Batch(tokens, segments, positions, none, none)
     x, kept = jmat.run(gpt2, batch, keep="logits", read_at=0)
-    y, expected = jmat.run(gpt2, tokens, segments=segments, positions=positions, keep="logits", read_at=0)
+    y, expected = jmat.run(
+        gpt2, tokens, segments=segments, positions=positions, keep="logits", read_at=0
+    )
     np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(kept["logits"], expected["logits"])
     assert x.shape == (2, 7, 16)
     on_device = jax.tree.map(jnp.asarray, batch)
     np.testing.assert_allclose(jmat.run(gpt2, on_device)[0], y, atol=1e-5)
     for more in ({"mask": segments > 0}, {"segments": segments}, {"positions": positions}):
-        with pytest.raises(ValueError, match="texts and a Batch have their own segments and positions"):
+        with pytest.raises(
+            ValueError, match="texts and a Batch have their own segments and positions"
+        ):
             jmat.run(gpt2, batch, **more)
 
 
-# --- the boundary -----------------------------------------------------------------------------------------------------
+# --- the boundary ---------------------------------------------------------------------------------
 
 
 def test_arrays_on_a_device_are_never_fetched(gpt2):
@@ -218,7 +265,9 @@ def test_ids_on_the_host_are_checked_beside_arrays_on_a_device(gpt2):
 def count_all(segments):
     """Index of each token among those of its text, looking from each at all others."""
     length = segments.shape[1]
-    same = (segments[:, :, None] == segments[:, None, :]) & np.tril(np.ones((length, length), bool), k=-1)
+    same = (segments[:, :, None] == segments[:, None, :]) & np.tril(
+        np.ones((length, length), bool), k=-1
+    )
     return np.where(segments > 0, same.sum(-1), 0)
 
 
@@ -233,17 +282,26 @@ def test_positions_follow_from_segments_wherever_their_tokens_lie(texts):
 def test_positions_of_long_rows_take_little_memory(gpt2):
     segments = jnp.ones((8, 4096), jnp.int32)
     compiled = jax.jit(text_positions).lower(segments).compile().memory_analysis()
-    assert compiled.temp_size_in_bytes < 50 * segments.nbytes  # of T² integers, it would be 4096 times
-    given, _ = prepare(gpt2.config, jnp.zeros((8, 4096), jnp.int32), 0, None, segments, None, None, **NO_PADDING)
+    # of T² integers, it would be 4096 times
+    assert compiled.temp_size_in_bytes < 50 * segments.nbytes
+    given, _ = prepare(
+        gpt2.config, jnp.zeros((8, 4096), jnp.int32), 0, None, segments, None, None, **NO_PADDING
+    )
     assert given.context.positions.shape == (8, 4096)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"read_at": [0, 8]}, r"read_at position 8 at \(0, 1\) is outside the text of row 0, which has 8 tokens"),
+        (
+            {"read_at": [0, 8]},
+            r"read_at position 8 at \(0, 1\) is outside the text of row 0, which has 8 tokens",
+        ),
         ({"read_at": [0.5]}, r"read_at is float64 \(1, 1\); expected integers"),
-        ({"read_at": np.zeros((3, 2), int)}, r"read_at is int64 \(3, 2\); expected integers \[2\] or \[2, P\]"),
+        (
+            {"read_at": np.zeros((3, 2), int)},
+            r"read_at is int64 \(3, 2\); expected integers \[2\] or \[2, P\]",
+        ),
         ({"read_at": np.zeros((2, 2, 2), int)}, r"read_at is int64 \(2, 2, 2\)"),
         ({"read_at": "last"}, r"read_at is .*; expected integers"),
     ],

@@ -1,4 +1,6 @@
-"""Intervals are percentiles over resampled sentences, as computed by hand; another seed gives another interval."""
+"""Intervals are percentiles over resampled sentences, as computed by hand; another seed
+gives another interval.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,11 @@ from tests.test_reference import REFERENCE
 
 L, N = 4, 60
 # Twenty sentences with 1 to 5 examples each, in no order.
-SENTENCES = np.random.default_rng(0).permutation(np.repeat(np.arange(20), [1, 2, 3, 4, 5] * 4)).astype(np.int32)
+SENTENCES = (
+    np.random.default_rng(0)
+    .permutation(np.repeat(np.arange(20), [1, 2, 3, 4, 5] * 4))
+    .astype(np.int32)
+)
 
 
 def near(sentence_effect: float, seed: int, shape: tuple[int, ...] = (N,)) -> np.ndarray:
@@ -38,7 +44,9 @@ def near(sentence_effect: float, seed: int, shape: tuple[int, ...] = (N,)) -> np
 def split_of_sentences() -> Split:
     lengths = np.full(20, 6, np.int32)
     positions = np.random.default_rng(1).integers(6, size=N).astype(np.int32)
-    return Split(tokens=np.zeros(120, np.int32), lengths=lengths, positions=positions, rows=SENTENCES)
+    return Split(
+        tokens=np.zeros(120, np.int32), lengths=lengths, positions=positions, rows=SENTENCES
+    )
 
 
 def mean_of(values):
@@ -47,10 +55,14 @@ def mean_of(values):
 
 def exits(seed):
     """Early exit's rows at two settings."""
-    config = models.config_from_hf({"model_type": "gpt2", "n_layer": L, "n_embd": 8, "n_head": 2, "vocab_size": 50})
+    config = models.config_from_hf(
+        {"model_type": "gpt2", "n_layer": L, "n_embd": 8, "n_head": 2, "vocab_size": 50}
+    )
     split, layers = split_of_sentences(), np.random.default_rng(2).integers(1, L + 1, (2, N))
     read = Reading({name: near(1.0, k, (N, L + 1)) for k, name in enumerate(METRICS)}, {})
-    rows = exit_rows(config, "mat", read, layers, [{"lambda": 0.1}, {"lambda": 0.2}], split, words=7, seed=seed)
+    rows = exit_rows(
+        config, "mat", read, layers, [{"lambda": 0.1}, {"lambda": 0.2}], split, words=7, seed=seed
+    )
     flops = exit_flops(config, layers, split.positions + 1, words=7)
     full = exit_flops(config, np.full((1, N), L), split.positions + 1, check_every=L).mean()
     known = {}
@@ -65,9 +77,12 @@ def exits(seed):
 
 
 def blocks_at(outcome, level, chosen):
-    """Mean blocks where mean precision first reaches the level, on the line between the two settings around it."""
+    """Mean blocks where mean precision first reaches the level, on the line between the
+    two settings around it.
+    """
     points = sorted(
-        (outcome.layers[s, chosen].mean(), outcome.hits[s, chosen].mean()) for s in range(len(outcome.hits))
+        (outcome.layers[s, chosen].mean(), outcome.hits[s, chosen].mean())
+        for s in range(len(outcome.hits))
     )
     before = None
     for layers, precision in points:
@@ -80,7 +95,9 @@ def blocks_at(outcome, level, chosen):
 
 
 def saved(seed):
-    """The share of the blocks that early exit saves, by maps, and the paired difference."""
+    """The share of the blocks that early exit saves, by maps, and the paired
+    difference.
+    """
     layers = np.stack([np.full(N, k) for k in (4, 1, 3, 2)])
     outcomes = {}
     for name, ease in (("mat", 1.2), ("id", 0.2)):
@@ -111,7 +128,16 @@ def in_nats(row):
 
 def jumps(seed):
     """Rows of shortcuts, with perplexity where the text's own tokens are known."""
-    names = ("precision@1", "precision@5", "precision@10", "recall@1", "recall@5", "recall@10", "surprisal", "kl")
+    names = (
+        "precision@1",
+        "precision@5",
+        "precision@10",
+        "recall@1",
+        "recall@5",
+        "recall@10",
+        "surprisal",
+        "kl",
+    )
     values = {name: near(1.0, k) for k, name in enumerate(names)}
     values["cross_entropy"] = np.where(np.arange(N) % 7 == 0, np.nan, near(1.0, 20))
     known = ~np.isnan(values["cross_entropy"])
@@ -160,7 +186,10 @@ def r2(seed):
 def probes(seed):
     """A feature that is the label at the fit examples, and often not at the others."""
     fit = np.repeat([[-1.0], [1.0]], 10, axis=0)
-    labels = {"fit": np.repeat(["down", "up"], [10, 10]), "eval": np.where(near(1.0, 9) > 0.5, "up", "down")}
+    labels = {
+        "fit": np.repeat(["down", "up"], [10, 10]),
+        "eval": np.where(near(1.0, 9) > 0.5, "up", "down"),
+    }
     labels["fit"][:3] = "up"  # the majority; the probe still follows the feature
     feature = np.where(near(1.0, 10) > 0, 1.0, -1.0)
     right = (np.where(feature > 0, "up", "down") == labels["eval"]).astype(float)
@@ -168,20 +197,28 @@ def probes(seed):
     majority = (labels["eval"] == "up").astype(float)
     assert majority.mean() < 0.5  # it is that of the fit examples
     assert [row["map"] for row in rows] == ["ridge", "majority"]
-    return [(row, mean_of(hits), SENTENCES, 1000) for row, hits in zip(rows, (right, majority), strict=True)]
+    return [
+        (row, mean_of(hits), SENTENCES, 1000)
+        for row, hits in zip(rows, (right, majority), strict=True)
+    ]
 
 
 def pruned(seed):
-    """Sums over sentences of unequal numbers of predictions: a ratio, and no mean of ratios."""
+    """Sums over sentences of unequal numbers of predictions: a ratio, and no mean of
+    ratios.
+    """
     rng = np.random.default_rng(11)
     predictions = rng.integers(1, 9, 20).astype(float)
     sums = Sums(predictions, *(predictions * rng.gamma(2.0, size=20) for _ in range(3)))
     nats, kl, agree = (
-        lambda chosen, values=values: values[chosen].sum() / predictions[chosen].sum() for values in sums[1:]
+        lambda chosen, values=values: values[chosen].sum() / predictions[chosen].sum()
+        for values in sums[1:]
     )
     statistics = {"perplexity": nats, "kl": kl, "precision@1": agree}
     rows = quality_rows({"k": sums}, {"k": {"removed": 1}}, seed=seed)
-    assert {(row["n"], row["sentences"], row["removed"]) for row in rows} == {(int(predictions.sum()), 20, 1)}
+    assert {(row["n"], row["sentences"], row["removed"]) for row in rows} == {
+        (int(predictions.sum()), 20, 1)
+    }
     rows = [in_nats(row) if row["metric"] == "perplexity" else row for row in rows]
     return [(row, statistics[row["metric"]], np.arange(20), 1000) for row in rows]
 
@@ -190,10 +227,15 @@ def questions(seed):
     """Whole and per-character answers that differ."""
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")
     rng = np.random.default_rng(12)
-    asked = [tasks.Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)]
+    asked = [
+        tasks.Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)
+    ]
     given = rng.integers(2, size=(2, 30))
     sizes = [len(q.choices) for q in asked]
-    scores = tuple([-1.0 * (np.arange(k) != best) for k, best in zip(sizes, kind, strict=True)] for kind in given)
+    scores = tuple(
+        [-1.0 * (np.arange(k) != best) for k, best in zip(sizes, kind, strict=True)]
+        for kind in given
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "choice_scores", lambda *_, **__: scores)
         rows = tasks.task_rows(empty_model(), tokenizer, "task", asked, seed=seed)
@@ -201,11 +243,16 @@ def questions(seed):
     assert right[0].mean() != right[1].mean()
     assert [row["metric"] for row in rows] == ["accuracy", "accuracy_norm", "chance"]
     assert rows[2]["value"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-    return [(row, mean_of(hits.astype(float)), np.arange(30), 1000) for row, hits in zip(rows, right, strict=False)]
+    return [
+        (row, mean_of(hits.astype(float)), np.arange(30), 1000)
+        for row, hits in zip(rows, right, strict=False)
+    ]
 
 
 def lines(seed):
-    """Perplexity of a text, line by line, with lines of unequal numbers of tokens, one of them in two pieces."""
+    """Perplexity of a text, line by line, with lines of unequal numbers of tokens, one
+    of them in two pieces.
+    """
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")
     text = ["the value " * (1 + k % 4) for k in range(19)] + ["the value " * 20]
     model, read = empty_model(num_positions=32), []
@@ -225,11 +272,20 @@ def lines(seed):
     assert len(read) > 20
     assert (row["n"], row["lines"]) == (counts.sum(), 20)
     nats, counts = (np.bincount(line, values) for values in (nats, counts))
-    return [(in_nats(row), lambda chosen: nats[chosen].sum() / counts[chosen].sum(), np.arange(20), 1000)]
+    return [
+        (
+            in_nats(row),
+            lambda chosen: nats[chosen].sum() / counts[chosen].sum(),
+            np.arange(20),
+            1000,
+        )
+    ]
 
 
 def held_out(seed):
-    """Linearity on sentences of 6 tokens, 3 to 5 of which are read; two models, and their paired difference."""
+    """Linearity on sentences of 6 tokens, 3 to 5 of which are read; two models, and
+    their paired difference.
+    """
     tokens = np.flatnonzero(np.arange(120) % 6 > np.arange(120) // 6 % 3)
     sentence = tokens // 6
     split = split_of_sentences()
@@ -237,7 +293,9 @@ def held_out(seed):
     [pair] = labels
     figures, cases, statistics = [], [], []
     for k in range(2):
-        numbers = np.random.default_rng([13, k]).gamma(2.0, size=(5, len(tokens))) * (1 + sentence % 5)
+        numbers = np.random.default_rng([13, k]).gamma(2.0, size=(5, len(tokens))) * (
+            1 + sentence % 5
+        )
         error, total, change, ratio, cosine = numbers.astype(np.float32).astype(np.float64)
         each = PerToken(*numbers.astype(np.float32), off_total=30.0, off_change=20.0)
         measured = Measured({}, {}, {pair: each}, tokens, [])
@@ -262,7 +320,9 @@ def held_out(seed):
 
 def share_of(error, whole, off):
     """1 − Σ error / Σ (whole about the evaluation text's own mean)."""
-    return lambda chosen: 1 - error[chosen].sum() / (whole[chosen].sum() - off * len(chosen) / len(whole))
+    return lambda chosen: (
+        1 - error[chosen].sum() / (whole[chosen].sum() - off * len(chosen) / len(whole))
+    )
 
 
 def difference(first, second):
@@ -278,7 +338,10 @@ def test_intervals_are_those_of_whole_sentences_by_hand(case):
         everything = np.arange(len(groups))
         assert row["value"] == pytest.approx(statistic(everything), rel=1e-9, abs=1e-12), row
         low, high = by_hand(statistic, groups, seed=3, samples=samples)
-        assert (row["low"], row["high"]) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9)), row
+        assert (row["low"], row["high"]) == (
+            pytest.approx(low, rel=1e-9),
+            pytest.approx(high, rel=1e-9),
+        ), row
         assert low < high
 
 

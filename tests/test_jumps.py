@@ -1,4 +1,6 @@
-"""Jumps: least squares as numpy solves it, and what is read off them example by example."""
+"""Jumps: least squares as numpy solves it, and what is read off them example by
+example.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,9 @@ def streams():
 def moments_of(streams, targets):
     sites = ("embed", *(f"block.{i}" for i in range(L)))
     empty = zeros(jump_pairs(L, targets=targets), dict.fromkeys(sites, D))
-    return update(empty, {s: jnp.asarray(x) for s, x in zip(sites, streams, strict=True)}, jnp.ones(N))
+    return update(
+        empty, {s: jnp.asarray(x) for s, x in zip(sites, streams, strict=True)}, jnp.ones(N)
+    )
 
 
 @pytest.mark.parametrize("route", ["memory", "lstsq", "streaming"])
@@ -50,7 +54,9 @@ def test_maps_are_least_squares(streams, route, intercept, targets):
 
 
 def test_readings_are_the_shortcuts_own(gpt2):
-    """Cross entropy of the text's token, token 0 included, and the gap over a short list; batch by batch."""
+    """Cross entropy of the text's token, token 0 included, and the gap over a short
+    list; batch by batch.
+    """
     rng = np.random.default_rng(1)
     width, V, n = gpt2.config.width, gpt2.config.vocab_size, 11
     final, stream = rng.normal(size=(2, n, width)).astype(np.float32)
@@ -79,5 +85,7 @@ def head_by_hand(model, x):
     x = x.astype(np.float64)
     centred = x - x.mean(-1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps)
-    normed = normed * np.asarray(norm.scale[...], np.float64) + np.asarray(norm.bias[...], np.float64)
+    normed = normed * np.asarray(norm.scale[...], np.float64) + np.asarray(
+        norm.bias[...], np.float64
+    )
     return normed @ np.asarray(model.embed.tokens.table[...], np.float64).T

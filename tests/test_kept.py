@@ -1,4 +1,6 @@
-"""Runs with flags that no other test gives: `kept` holds all that they leave against what they left before."""
+"""Runs with flags that no other test gives: `kept` holds all that they leave against
+what they left before.
+"""
 
 import json
 
@@ -47,7 +49,13 @@ def test_tasks_of_a_pruned_model_run_it_with_its_maps(tmp_path):
     pruned = call("prune", "--save", method="map", score="block_influence", **FEW)
     (tmp_path / "mine.jsonl").write_text(
         "\n".join(
-            json.dumps({"context": f"Returns the {word} of", "choices": ["the value", "a list", "it"], "answer": k % 3})
+            json.dumps(
+                {
+                    "context": f"Returns the {word} of",
+                    "choices": ["the value", "a list", "it"],
+                    "answer": k % 3,
+                }
+            )
             for k, word in enumerate(("name", "type", "size", "index"))
         )
     )
@@ -56,7 +64,9 @@ def test_tasks_of_a_pruned_model_run_it_with_its_maps(tmp_path):
     (tmp_path / "fewer.txt").write_text("\n".join(lines[:7]))
     texts = [tmp_path / "few.txt", tmp_path / "fewer.txt"]
     given = {"text": texts, "tasks": tmp_path / "mine.jsonl", "seed": 1}
-    whole, less = (call("tasks", model=model, **given) for model in (REFERENCE / "gpt2", pruned.out / "model"))
+    whole, less = (
+        call("tasks", model=model, **given) for model in (REFERENCE / "gpt2", pruned.out / "model")
+    )
     assert kept.is_kept(less)
     for path in texts:
         assert whole.one(text=str(path))["value"] < less.one(text=str(path))["value"]

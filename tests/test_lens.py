@@ -1,4 +1,6 @@
-"""Maps that are trained on what the model predicts: better than affine ones on held-out text, and never worse."""
+"""Maps that are trained on what the model predicts: better than affine ones on held-out
+text, and never worse.
+"""
 
 import dataclasses
 import inspect
@@ -37,7 +39,8 @@ def maps(lesson):
 def divergence(model, full, short):
     """Mean KL in nats, float64."""
     log_p, log_q = (
-        np.asarray(jax.nn.log_softmax(_logits(model, np.asarray(h, np.float32))), np.float64) for h in (full, short)
+        np.asarray(jax.nn.log_softmax(_logits(model, np.asarray(h, np.float32))), np.float64)
+        for h in (full, short)
     )
     return float((np.exp(log_p) * (log_p - log_q)).sum(-1).mean())
 
@@ -60,7 +63,10 @@ def test_kl_on_held_out_text_is_below_that_of_the_affine_map(gpt2, streams, maps
 def test_training_is_the_same_twice_and_follows_the_seed(lesson, maps):
     short = dataclasses.replace(lesson, steps=4, every=2)
     first, second = (train_kind(parse_kind("mlp:8"), short) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
     other = train_kind(parse_kind("mlp:8"), dataclasses.replace(short, seed=3))
     assert not np.array_equal(first.W, other.W)
 
@@ -91,19 +97,27 @@ def test_the_first_step_is_adams_along_the_gradient(gpt2, lesson, streams):
     for k in (0, 7, 20):  # against differences of KL, coordinate by coordinate
         step = np.zeros(64)
         step[k] = 0.05 * error[k]
-        up, down = (divergence(gpt2, y, np.asarray(start(x), np.float64) + sign * step) for sign in (1, -1))
+        up, down = (
+            divergence(gpt2, y, np.asarray(start(x), np.float64) + sign * step) for sign in (1, -1)
+        )
         assert np.sign(change.c[k]) == -np.sign(up - down)
 
 
 def test_training_ends_with_the_best_map(gpt2, lesson, streams):
-    """A rate that diverges leaves the affine map of the tokens that are trained on; held-out tokens are the last."""
+    """A rate that diverges leaves the affine map of the tokens that are trained on;
+    held-out tokens are the last.
+    """
     n = len(streams[0][0]) - len(streams[0][0]) // 8
     start = affine(*(h[:n] for h in streams[0]))
     wild = train_kind(parse_kind("tuned"), dataclasses.replace(lesson, rate=1e9, steps=60, every=5))
     np.testing.assert_allclose(wild.W, start.W, rtol=0, atol=1e-6)
     x, y = (h[n:] for h in streams[0])
     kl = [
-        divergence(gpt2, y, train_kind(parse_kind("tuned"), dataclasses.replace(lesson, steps=steps, every=1))(x))
+        divergence(
+            gpt2,
+            y,
+            train_kind(parse_kind("tuned"), dataclasses.replace(lesson, steps=steps, every=1))(x),
+        )
         for steps in (0, 3)
     ]
     assert kl[0] == pytest.approx(divergence(gpt2, y, start(x)), rel=1e-4)
@@ -120,7 +134,9 @@ def test_patience_counts_looks_without_a_better_map(lesson, monkeypatch):
 
 def test_what_cannot_be_trained_is_refused(gpt2, streams, lesson):
     x, y = streams[0]
-    with pytest.raises(ValueError, match="15 tokens are too few to train a map on: give 16 at least"):
+    with pytest.raises(
+        ValueError, match="15 tokens are too few to train a map on: give 16 at least"
+    ):
         Lesson(gpt2, x[:15], y[:15])
     with pytest.raises(ValueError, match="kind 'mat' has a closed form"):
         train_kind(parse_kind("mat"), lesson)
@@ -138,5 +154,8 @@ def test_fit_map_trains_a_lens(gpt2, gpt2_examples, streams):
     assert str(fit).startswith("Map tuned+int8 from block.0 to block.3: full rank 64")
     x, y = streams[1]
     assert divergence(gpt2, y, fit.map(x)) < divergence(gpt2, y, affine(*streams[0])(x))
-    with pytest.raises(ValueError, match=r"'mlp:3' leads to the final stream of a model with a head, not to block\.1"):
+    with pytest.raises(
+        ValueError,
+        match=r"'mlp:3' leads to the final stream of a model with a head, not to block\.1",
+    ):
         jmat.fit_map(gpt2, gpt2_examples.fit, 1, 2, kind="mlp:3")

@@ -1,4 +1,6 @@
-"""Rows of linearity from numbers a token, worked out by hand: scores, histograms of errors, kinds of token."""
+"""Rows of linearity from numbers a token, worked out by hand: scores, histograms of
+errors, kinds of token.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ STEPS = [("embed", "block.0"), ("block.0", "block.1")]
 
 def per_token(error, total):
     ones = np.ones(len(error), np.float32)
-    return PerToken(np.float32(error), np.float32(total), ones, ones, ones, off_total=0.0, off_change=0.0)
+    return PerToken(
+        np.float32(error), np.float32(total), ones, ones, ones, off_total=0.0, off_change=0.0
+    )
 
 
 def test_scores_come_under_their_names():
@@ -32,7 +36,9 @@ def test_scores_come_under_their_names():
             "target": None, **label}]  # fmt: skip
         assert {row["metric"]: row["value"] for row in mine} == pytest.approx(expected), label
         assert {row["n"] for row in mine} == {11}
-    shares = [(row["map"], row["layer"], row["value"]) for row in rows if row["metric"] == "anisotropy"]
+    shares = [
+        (row["map"], row["layer"], row["value"]) for row in rows if row["metric"] == "anisotropy"
+    ]
     assert shares == [("stream", 0, 0.25), ("stream", 1, 0.5), ("stream", 2, 0.125)]
     assert len(rows) == 4 * len(LABELS) + 3
 
@@ -52,7 +58,9 @@ def test_errors_fall_into_bins_of_their_share_of_the_mean_spread():
     total = np.array([1.0, 3.0, 2.0, 2.0, 2.0])
     fitted = Linearity(residual=1.0, total=4.0, contribution=2.0, n=11, dimensions=4)
     each = per_token(error, total)
-    measured = Measured(dict.fromkeys(LABELS, fitted), {}, dict.fromkeys(LABELS, each), np.arange(5), [])
+    measured = Measured(
+        dict.fromkeys(LABELS, fitted), {}, dict.fromkeys(LABELS, each), np.arange(5), []
+    )
     rows = error_rows(measured, LABELS)
     assert {(row["layer"], row["target"]) for row in rows} == {(0, 1), (1, 2)}
     mine = [(row["error_from"], row["error_to"], row["value"]) for row in rows if row["layer"] == 1]
@@ -71,10 +79,17 @@ def test_kinds_of_token_are_ordered_by_their_mean_error_over_all_steps():
     }
     fitted = Linearity(residual=1.0, total=4.0, contribution=2.0, n=11, dimensions=4)
     labels = step_pairs(2)
-    each = {pair: per_token([of_kind[pair][k] for k in ids[read]], np.full(len(ids), 2.0)) for pair in STEPS}
+    each = {
+        pair: per_token([of_kind[pair][k] for k in ids[read]], np.full(len(ids), 2.0))
+        for pair in STEPS
+    }
     split = Split(ids.astype(np.int32), np.array([len(ids)], np.int32), np.array([0], np.int32))
-    rows = token_rows(Measured(dict.fromkeys(labels, fitted), {}, each, read, []), split, labels, str, count=2)
-    found = [(row["extreme"], row["token"], row["token_id"], row["value"], row["n"]) for row in rows]
+    rows = token_rows(
+        Measured(dict.fromkeys(labels, fitted), {}, each, read, []), split, labels, str, count=2
+    )
+    found = [
+        (row["extreme"], row["token"], row["token_id"], row["value"], row["n"]) for row in rows
+    ]
     mean = {5: (1 / 2 + 1 / 2) / 2, 6: (4 / 2 + 1 / 2) / 2, 7: (2 / 2 + 9 / 2) / 2}
     assert found == [
         ("least_linear", "7", 7, pytest.approx(mean[7]), 10),

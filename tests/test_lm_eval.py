@@ -1,4 +1,6 @@
-"""The LM Evaluation Harness finds what the study `tasks` finds. Needs the extra `lm-eval`."""
+"""The LM Evaluation Harness finds what the study `tasks` finds. Needs the extra
+`lm-eval`.
+"""
 
 import json
 
@@ -21,12 +23,23 @@ def loaded():
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     """A file of the second halves of sentences, each among those of two others."""
-    sentences = [sentence.split() for sentence in docs_sentences()[:400] if 8 < len(sentence.split()) < 20]
-    halves = [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in sentences[:90]]
+    sentences = [
+        sentence.split() for sentence in docs_sentences()[:400] if 8 < len(sentence.split()) < 20
+    ]
+    halves = [
+        (" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :]))
+        for words in sentences[:90]
+    ]
     lines = []
     for i in range(0, 90, 3):
         answer = i % 4 % 3
-        lines.append({"context": halves[i + answer][0], "choices": [h[1] for h in halves[i : i + 3]], "answer": answer})
+        lines.append(
+            {
+                "context": halves[i + answer][0],
+                "choices": [h[1] for h in halves[i : i + 3]],
+                "answer": answer,
+            }
+        )
     path = tmp_path_factory.mktemp("task") / "halves.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
@@ -43,7 +56,12 @@ def evaluate(model, questions, **task):
         "test_split": "test",
     }
     manager = TaskManager(include_defaults=False)
-    asked = {"tasks": [shared | task], "task_manager": manager, "bootstrap_iters": 0, "random_seed": None}
+    asked = {
+        "tasks": [shared | task],
+        "task_manager": manager,
+        "bootstrap_iters": 0,
+        "random_seed": None,
+    }
     return lm_eval.simple_evaluate(model=model, **asked)["results"]["halves"]
 
 
@@ -62,7 +80,10 @@ def test_accuracies_are_those_of_tasks(loaded, questions, given):
     )
     sites = scorer(model, tokenizer, **given).sites
     asked = tasks.read_task(questions)
-    rows = {row["metric"]: row["value"] for row in tasks.run(model, asked, tokenizer=tokenizer, sites=sites).rows}
+    rows = {
+        row["metric"]: row["value"]
+        for row in tasks.run(model, asked, tokenizer=tokenizer, sites=sites).rows
+    }
     assert results["acc,none"] == pytest.approx(rows["accuracy"])
     assert results["acc_norm,none"] == pytest.approx(rows["accuracy_norm"])
     assert 0.34 < rows["accuracy"] < 1

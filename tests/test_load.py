@@ -63,7 +63,9 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path, content):
 def test_code_that_comes_with_a_tokenizer_is_not_run(folder, tmp_path):
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'run')!r}).touch()\n")
+    (tmp_path / "evil.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'run')!r}).touch()\n"
+    )
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
     )
@@ -76,13 +78,17 @@ def test_bundled_names_come_first(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(load_module, "_BUNDLED", tmp_path)
     assert bundled() == ["gpt2-docs"]
     assert find("gpt2-docs") == tmp_path / "gpt2-docs"
-    with pytest.raises(FileNotFoundError, match=r"no model 'gpt3': not bundled \(gpt2-docs\), not a local folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no model 'gpt3': not bundled \(gpt2-docs\), not a local folder"
+    ):
         find("gpt3")
 
 
 @pytest.mark.parametrize("name", ["./none", "/none/such", "~/none", "a/b/c"])
 def test_what_can_only_be_a_folder_is_not_sought_on_the_hub(name, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
     with pytest.raises(FileNotFoundError, match=f"there is no folder {name}"):
         find(name)
 
@@ -94,14 +100,18 @@ def test_a_file_is_no_model(folder):
 
 def test_only_the_hub_has_revisions(folder):
     for name in (folder, "gpt2-docs"):
-        with pytest.raises(ValueError, match="is on this machine, not on the hub: it has no revision 'steps/20'"):
+        with pytest.raises(
+            ValueError, match="is on this machine, not on the hub: it has no revision 'steps/20'"
+        ):
             find(name, revision="steps/20")
 
 
 def test_a_hub_id_that_is_not_cached_is_one_sentence_offline(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name, revision in (("gpt2-none", None), ("someone/model", "main")):
-        with pytest.raises(FileNotFoundError, match=r"not in the hub's cache, and the hub cannot be reached") as caught:
+        with pytest.raises(
+            FileNotFoundError, match=r"not in the hub's cache, and the hub cannot be reached"
+        ) as caught:
             find(name, revision=revision)
         assert "\n" not in str(caught.value)
         assert revision is None or "at revision 'main'" in str(caught.value)
@@ -128,16 +138,23 @@ def fake_hub(monkeypatch, root, files):
     ("weights", "downloaded"),
     [
         (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
-        (["model-00001-of-00002.safetensors", "pytorch_model.bin"], ["model-00001-of-00002.safetensors"]),
+        (
+            ["model-00001-of-00002.safetensors", "pytorch_model.bin"],
+            ["model-00001-of-00002.safetensors"],
+        ),
         (["pytorch_model.bin"], ["pytorch_model.bin"]),
         (["model.fp16.safetensors", "tf_model.h5", "model.py"], []),
     ],
 )
-def test_safetensors_are_downloaded_else_a_pickle_and_nothing_else(tmp_path, monkeypatch, weights, downloaded):
+def test_safetensors_are_downloaded_else_a_pickle_and_nothing_else(
+    tmp_path, monkeypatch, weights, downloaded
+):
     asked = fake_hub(monkeypatch, tmp_path, ["config.json", "tokenizer.json", *weights])
     assert find("someone/model", revision="abc") == tmp_path
     assert {call[:2] for call in asked} == {("someone/model", "abc")}
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["config.json", "tokenizer.json", *downloaded])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["config.json", "tokenizer.json", *downloaded]
+    )
 
 
 def test_what_the_hub_refuses_is_one_sentence(monkeypatch):
@@ -145,7 +162,9 @@ def test_what_the_hub_refuses_is_one_sentence(monkeypatch):
         raise huggingface_hub.errors.HFValidationError("first line\nsecond line")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(FileNotFoundError, match=r"no model 'gpt2' at revision 'x': .*the hub says: first line$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no model 'gpt2' at revision 'x': .*the hub says: first line$"
+    ):
         find("gpt2", revision="x")
 
 
@@ -153,8 +172,17 @@ def test_load_passes_ignored_fields_on(tmp_path):
     torch_model = hf.make(hf.gpt2("load"))
     torch_model.config.kv_sharing_modes = 1
     hf.save(torch_model, tmp_path)
-    with pytest.raises(ValueError, match=r"kv_sharing_modes=1 is a field .*ignore_config=\('kv_sharing_modes',\)"):
+    with pytest.raises(
+        ValueError, match=r"kv_sharing_modes=1 is a field .*ignore_config=\('kv_sharing_modes',\)"
+    ):
         jmat.load(tmp_path)
     assert jmat.load(tmp_path, ignore_config=("kv_sharing_modes",))[0].config.layers == 2
-    given = ["name_or_folder", "dtype", "revision", "ignore_config", "shard_parameters", "ignore_maps"]
+    given = [
+        "name_or_folder",
+        "dtype",
+        "revision",
+        "ignore_config",
+        "shard_parameters",
+        "ignore_maps",
+    ]
     assert list(inspect.signature(jmat.load).parameters) == given

@@ -1,4 +1,6 @@
-"""Files of maps of every kind: what is loaded equals what was saved, bit by bit, and damage is one sentence."""
+"""Files of maps of every kind: what is loaded equals what was saved, bit by bit, and
+damage is one sentence.
+"""
 
 import inspect
 import json
@@ -19,7 +21,13 @@ from jmat.maps.regression import Regression, pair_moments
 from jmat.maps.types import Constant, Identity, Linear, Zero
 
 INFO = MapsInfo(
-    model="tiny", model_hash="0123456789abcdef", protocol="din2023", corpus="docs", n=9, seed=0, dtype="float32"
+    model="tiny",
+    model_hash="0123456789abcdef",
+    protocol="din2023",
+    corpus="docs",
+    n=9,
+    seed=0,
+    dtype="float32",
 )
 D, R = 6, 2
 
@@ -88,13 +96,30 @@ def test_the_json_says_the_kind_and_how_it_is_applied(saved):
     assert described["rank:2.1.2"] == low
     assert described["rank:2+int8.1.2"] == low | {"kind": "rank:2+int8", "int8": ["A", "B"]}
     assert described["attn.1"] == {"shape": [D, D], "bias": True, "apply": "y = x @ W + bias"}
-    assert described["mean.0.2"] == {"shape": [D], "bias": False, "kind": "mean", "apply": "y = value"}
+    assert described["mean.0.2"] == {
+        "shape": [D],
+        "bias": False,
+        "kind": "mean",
+        "apply": "y = value",
+    }
     assert described["id.0.2"]["shape"] == []
     tensors = safetensors.numpy.load_file(saved / "maps.safetensors")
-    expected = {"rank:2+int8.1.2.A.int8", "rank:2+int8.1.2.A.scale", "rank:2+int8.1.2.B.int8", "rank:2+int8.1.2.bias"}
+    expected = {
+        "rank:2+int8.1.2.A.int8",
+        "rank:2+int8.1.2.A.scale",
+        "rank:2+int8.1.2.B.int8",
+        "rank:2+int8.1.2.bias",
+    }
     assert expected <= tensors.keys()
     assert tensors["mat+int8.0.2.int8"].dtype == np.int8
-    assert {"mat.0.2", "affine.0.2", "affine.0.2.bias", "mlp:2.0.2", "mlp:2.0.2.U", "mean.0.2.value"} <= tensors.keys()
+    assert {
+        "mat.0.2",
+        "affine.0.2",
+        "affine.0.2.bias",
+        "mlp:2.0.2",
+        "mlp:2.0.2.U",
+        "mean.0.2.value",
+    } <= tensors.keys()
     assert not [name for name in tensors if name.startswith("id.0.2")]
 
 
@@ -108,18 +133,29 @@ def test_the_equations_are_those_that_the_types_compute():
     for name, stand_in in every_form().items():
         if "int8" in name:
             continue
-        given = {field: np.asarray(value, np.float64) for field, value in vars(stand_in).items() if value is not None}
+        given = {
+            field: np.asarray(value, np.float64)
+            for field, value in vars(stand_in).items()
+            if value is not None
+        }
         given |= {"x": x, "H": rotation(D), "gelu": lambda z: z * (1 + erf(z / np.sqrt(2))) / 2}
         expected = eval(form_of(stand_in).apply.removeprefix("y = "), given)
         found = np.broadcast_to(np.asarray(stand_in(values(3, D))), x.shape)
-        np.testing.assert_allclose(found, np.broadcast_to(expected, x.shape), rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found, np.broadcast_to(expected, x.shape), rtol=1e-5, atol=1e-5, err_msg=name
+        )
 
 
 def test_files_from_before_there_were_kinds_load(tmp_path):
-    maps = {name: stand_in for name, stand_in in every_form().items() if name in ("mat.0.2", "attn.1")}
+    maps = {
+        name: stand_in for name, stand_in in every_form().items() if name in ("mat.0.2", "attn.1")
+    }
     save_maps(tmp_path, maps, INFO)
     content = json.loads((tmp_path / "maps.json").read_text())
-    content["maps"] = {name: {key: each[key] for key in ("shape", "bias")} for name, each in content["maps"].items()}
+    content["maps"] = {
+        name: {key: each[key] for key in ("shape", "bias")}
+        for name, each in content["maps"].items()
+    }
     (tmp_path / "maps.json").write_text(json.dumps(content))
     loaded, _ = read_maps(tmp_path, width=D)
     assert all(same(loaded[name], stand_in) for name, stand_in in maps.items())
@@ -128,12 +164,18 @@ def test_files_from_before_there_were_kinds_load(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"apply": "y = exp(x)"}, r"applied as 'y = exp\(x\)', which this version of jmat does not know"),
+        (
+            {"apply": "y = exp(x)"},
+            r"applied as 'y = exp\(x\)', which this version of jmat does not know",
+        ),
         ({"apply": ["y = x"]}, "damaged or does not describe maps"),
         ({"int8": ["C"]}, "'C' is in int8, and no part of"),
         ({"int8": ["A", "B"]}, "not written together"),
         ({"apply": "y = x @ A @ B"}, "not written together"),
-        ({"shape": [D, D + 1]}, r"has A \(6, 2\), B \(2, 6\), bias \(6,\); expected what makes .* a map \[6, 7\]"),
+        (
+            {"shape": [D, D + 1]},
+            r"has A \(6, 2\), B \(2, 6\), bias \(6,\); expected what makes .* a map \[6, 7\]",
+        ),
         ({"shape": [D]}, "expected what makes"),
     ],
 )
@@ -163,7 +205,9 @@ def test_numbers_of_the_wrong_kind_are_refused(tmp_path):
 
 def test_what_is_no_map_is_not_saved(gpt2, tmp_path):
     unchecked = inspect.unwrap(jmat.save_maps)
-    with pytest.raises(ValueError, match=r"'mat.0.1' is of type Zero; expected jmat.Linear, or another map"):
+    with pytest.raises(
+        ValueError, match=r"'mat.0.1' is of type Zero; expected jmat.Linear, or another map"
+    ):
         unchecked(tmp_path, {"mat.0.1": Zero()}, model=gpt2)
     with pytest.raises(ValueError, match=r"of type Zero has no form in maps.json"):
         inspect.unwrap(form_of)(Zero())
@@ -180,7 +224,10 @@ def test_every_kind_is_saved_and_loaded_by_the_public_calls(gpt2, tmp_path):
         if entry.fit is None:  # a lens, which is Linear or Hidden
             continue
         kind = parse_kind(entry.example)
-        maps |= {f"{kind}.1.4": fit_kind(kind, pair), f"{kind}+int8.1.4": fit_kind(parse_kind(f"{kind}+int8"), pair)}
+        maps |= {
+            f"{kind}.1.4": fit_kind(kind, pair),
+            f"{kind}+int8.1.4": fit_kind(parse_kind(f"{kind}+int8"), pair),
+        }
     jmat.save_maps(tmp_path / "maps", maps, model=gpt2, n=90)
     loaded = jmat.load_maps(tmp_path / "maps", model=gpt2)
     assert list(loaded) == list(maps)

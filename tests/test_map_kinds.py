@@ -1,4 +1,6 @@
-"""Each kind of map against an independent solution in float64, on held-out activations, stored or streamed."""
+"""Each kind of map against an independent solution in float64, on held-out activations,
+stored or streamed.
+"""
 
 import functools
 
@@ -25,13 +27,22 @@ GAMMA = np.cov(np.random.default_rng(5).normal(size=(D, 3 * D)))
 
 @functools.cache
 def streams():
-    """Two layers and the final one, float32: far from zero, with outlier coordinates, at a condition number of 1e4."""
+    """Two layers and the final one, float32: far from zero, with outlier coordinates,
+    at a condition number of 1e4.
+    """
     rng = np.random.default_rng(0)
     scales = np.geomspace(0.05, 5, D)
     scales[3] = 300
-    first = (rng.normal(size=(N + HELD_OUT, D)) @ rng.normal(size=(D, D))) * scales + 20 * rng.normal(size=D)
+    first = (
+        rng.normal(size=(N + HELD_OUT, D)) @ rng.normal(size=(D, D))
+    ) * scales + 20 * rng.normal(size=D)
     second = first + np.tanh(first / 5) @ rng.normal(size=(D, D)) + rng.normal(size=first.shape)
-    final = second + 0.5 * np.tanh(second / 5) @ rng.normal(size=(D, D)) + 2 * rng.normal(size=first.shape) + 1
+    final = (
+        second
+        + 0.5 * np.tanh(second / 5) @ rng.normal(size=(D, D))
+        + 2 * rng.normal(size=first.shape)
+        + 1
+    )
     return [stream.astype(np.float32) for stream in (first, second, final)]
 
 
@@ -45,25 +56,35 @@ def regression(route, pool=False):
     else:
         moments = zeros([("a", "c"), ("b", "c")], dict.fromkeys("abc", D))
         for k in range(0, N, 70):
-            batch = {name: jnp.asarray(stream[k : k + 70]) for name, stream in zip("abc", h, strict=True)}
+            batch = {
+                name: jnp.asarray(stream[k : k + 70]) for name, stream in zip("abc", h, strict=True)
+            }
             moments = update(moments, batch, jnp.ones(len(batch["a"])))
         pairs = [one_pair(moments, "ab"[l], "c") for l in layers]
     return Regression(pooled(pairs), metric_of(GAMMA))
 
 
 def validation(Z, T):
-    """The penalty of the smallest generalised cross-validation error, by the matrix that fits."""
+    """The penalty of the smallest generalised cross-validation error, by the matrix
+    that fits.
+    """
     n, centred = len(Z), Z - Z.mean(0)
     unit = np.square(centred).sum() / Z.shape[1]
     errors = {}
     for share in PENALTIES:
-        hat = centred @ np.linalg.solve(centred.T @ centred + share * unit * np.eye(Z.shape[1]), centred.T) + 1 / n
+        hat = (
+            centred
+            @ np.linalg.solve(centred.T @ centred + share * unit * np.eye(Z.shape[1]), centred.T)
+            + 1 / n
+        )
         errors[share] = n * np.square(T - hat @ T).sum() / (n - np.trace(hat)) ** 2
     return min(errors, key=errors.__getitem__) * unit
 
 
 def reduced(X, Y, new, root=None):
-    """Least squares of rank R by the singular values of its predictions, in the metric of a root."""
+    """Least squares of rank R by the singular values of its predictions, in the metric
+    of a root.
+    """
     root = np.eye(D) if root is None else root
     model = LinearRegression().fit(X, Y @ root)
     fitted = model.predict(X)
@@ -77,7 +98,9 @@ def ridge(alpha):
 
 
 def toward_id(alpha):
-    return lambda X, Y, new: new + Ridge(alpha=alpha(X, Y - X), solver="svd").fit(X, Y - X).predict(new)
+    return lambda X, Y, new: (
+        new + Ridge(alpha=alpha(X, Y - X), solver="svd").fit(X, Y - X).predict(new)
+    )
 
 
 def share(X, Y):
@@ -95,7 +118,9 @@ def by_coordinate(X, Y, new):
 
 
 def turned(values):
-    """Coordinates in groups of 8, rotated by Hadamard's matrix; across the three groups by Hartley's."""
+    """Coordinates in groups of 8, rotated by Hadamard's matrix; across the three groups
+    by Hartley's.
+    """
     groups = values.reshape(-1, 3, 8) @ scipy.linalg.hadamard(8) / np.sqrt(8)
     across = np.fft.fft(groups, axis=1)
     return ((across.real - across.imag) / np.sqrt(3)).reshape(-1, D)
@@ -137,7 +162,9 @@ TYPES |= dict.fromkeys(("rank", "rank_logit", "njtc", "one_jump"), LowRank)
 
 
 def test_every_closed_form_is_tested():
-    assert {text.partition(":")[0] for text in ORACLES} == {name for name, entry in KINDS.items() if entry.fit}
+    assert {text.partition(":")[0] for text in ORACLES} == {
+        name for name, entry in KINDS.items() if entry.fit
+    }
 
 
 @pytest.mark.parametrize("route", ["stored", "streamed"])
@@ -153,7 +180,9 @@ def test_predictions_on_held_out_activations_are_those_of_float64(text, route):
     assert {leaf.dtype for leaf in jax.tree.leaves(stand_in)} <= {jnp.dtype("float32")}
     held_out = streams()[0][N:]
     expected = ORACLES[text](X, Y, held_out.astype(np.float64))
-    error = np.linalg.norm(np.asarray(stand_in(held_out), np.float64) - expected) / np.linalg.norm(expected)
+    error = np.linalg.norm(np.asarray(stand_in(held_out), np.float64) - expected) / np.linalg.norm(
+        expected
+    )
     assert error < 1e-5, error
 
 
@@ -163,7 +192,11 @@ def test_moments_of_many_activations_are_summed_part_by_part(monkeypatch):
     pair = Regression(pair_moments(X.astype(np.float32), Y.astype(np.float32)))
     assert pair.n == N
     x, y = X - X.mean(0), Y - Y.mean(0)
-    for found, expected in ((pair.gram, x.T @ x), (pair.cross, x.T @ y), (pair.y_spread, np.square(y).sum(0))):
+    for found, expected in (
+        (pair.gram, x.T @ x),
+        (pair.cross, x.T @ y),
+        (pair.y_spread, np.square(y).sum(0)),
+    ):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
     np.testing.assert_allclose(pair.x_mean, X.mean(0), rtol=1e-12)
 
@@ -183,16 +216,33 @@ def test_a_low_rank_map_of_the_whole_rank_is_the_affine_map():
     x = streams()[0][N:]
     affine = np.asarray(fit_kind(parse_kind("affine"), pair)(x))
     for name in ("rank", "rank_logit"):
-        np.testing.assert_allclose(fit_kind(parse_kind(f"{name}:{D}"), pair)(x), affine, rtol=0, atol=2e-2)
-    error = [np.square(np.asarray(fit_kind(parse_kind(f"rank:{r}"), pair)(x)) - affine).sum() for r in (1, 5, 20)]
+        np.testing.assert_allclose(
+            fit_kind(parse_kind(f"{name}:{D}"), pair)(x), affine, rtol=0, atol=2e-2
+        )
+    error = [
+        np.square(np.asarray(fit_kind(parse_kind(f"rank:{r}"), pair)(x)) - affine).sum()
+        for r in (1, 5, 20)
+    ]
     assert error[0] > error[1] > error[2] > 0
 
 
 def test_each_factorisation_is_made_once(monkeypatch):
     pair, calls = Regression(regression("stored").moments), []
     assert pair.roots.kept.all()
-    monkeypatch.setattr("jmat.maps.regression.spectrum", lambda A: calls.append(len(A)) or spectrum(A))
-    for text in ("ridge:1e-3", "ridge:1e-2", "ridge", "toward_id:1", "rank:2", "rank:3", "rank:9", "affine", "diag"):
+    monkeypatch.setattr(
+        "jmat.maps.regression.spectrum", lambda A: calls.append(len(A)) or spectrum(A)
+    )
+    for text in (
+        "ridge:1e-3",
+        "ridge:1e-2",
+        "ridge",
+        "toward_id:1",
+        "rank:2",
+        "rank:3",
+        "rank:9",
+        "affine",
+        "diag",
+    ):
         fit_kind(parse_kind(text), pair)
     assert calls == [D, D]  # of the source, and of what the affine map predicts
 
@@ -229,7 +279,7 @@ def test_moments_without_an_answer_are_refused():
         one_pair(pair_moments(X, X), "source", "block.9")
 
 
-# --- the names --------------------------------------------------------------------------------------------------------
+# --- the names ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +302,10 @@ def test_a_name_is_a_kind(text, kind, canonical):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rigde", r"'rigde' is no kind of map; did you mean 'ridge'\? Kinds: id, mean, mat, affine, ridge:1e-2"),
+        (
+            "rigde",
+            r"'rigde' is no kind of map; did you mean 'ridge'\? Kinds: id, mean, mat, affine, ridge:1e-2",
+        ),
         ("afine:3", "did you mean 'affine'"),
         ("", "'' is no kind of map; Kinds"),
         ("mat+int9", "'mat\\+int9' is no kind of map; did you mean 'mat'"),
@@ -275,14 +328,19 @@ def test_another_name_is_one_sentence(text, message):
 
 
 def test_several_names():
-    assert parse_kinds(["mat", "ridge", "ridge:auto", "mat"]) == [Kind("mat"), Kind("ridge", "auto")]
+    assert parse_kinds(["mat", "ridge", "ridge:auto", "mat"]) == [
+        Kind("mat"),
+        Kind("ridge", "auto"),
+    ]
     with pytest.raises(ValueError, match="no kind of map is named; choose from id, mean"):
         parse_kinds([])
 
 
 @pytest.mark.parametrize("name", ["rank", "rank_logit", "njtc", "one_jump"])
 def test_a_rank_above_the_width_is_refused(name):
-    with pytest.raises(ValueError, match=f"kind '{name}:25' has rank 25, above the width 24 .* at most 24"):
+    with pytest.raises(
+        ValueError, match=f"kind '{name}:25' has rank 25, above the width 24 .* at most 24"
+    ):
         fit_kind(parse_kind(f"{name}:25"), regression("stored"))
 
 
@@ -290,7 +348,9 @@ def test_kinds_that_keep_the_width_and_kinds_that_need_a_head():
     X, _, Y = (stream[:N] for stream in streams())
     pair = Regression(pair_moments(X, Y[:, :7]))
     for text in ("id", "diag", "hadamard", "toward_id"):
-        with pytest.raises(ValueError, match=f"kind '{text}' keeps the width, and the sites are 24 and 7 wide"):
+        with pytest.raises(
+            ValueError, match=f"kind '{text}' keeps the width, and the sites are 24 and 7 wide"
+        ):
             fit_kind(parse_kind(text), pair)
     for text in ("mean", "mat", "affine", "ridge", "orthogonal", "rank:7", "njtc:3"):
         assert fit_kind(parse_kind(text), pair)(X).shape == (N, 7)
@@ -298,12 +358,15 @@ def test_kinds_that_keep_the_width_and_kinds_that_need_a_head():
         fit_kind(parse_kind("rank_logit:3"), pair)
 
 
-# --- costs, and use ---------------------------------------------------------------------------------------------------
+# --- costs, and use -------------------------------------------------------------------------------
 
 
 def test_costs_are_counted():
     pair = regression("stored")
-    costs = {text: map_cost(fit_kind(parse_kind(text), pair)) for text in (*ORACLES, "mat+int8", f"rank:{R}+int8")}
+    costs = {
+        text: map_cost(fit_kind(parse_kind(text), pair))
+        for text in (*ORACLES, "mat+int8", f"rank:{R}+int8")
+    }
     low = 2 * D * R
     expected = {
         "id": (0, 0, 0),
@@ -329,7 +392,9 @@ def test_maps_are_sites_and_shortcuts(gpt2, text):
     width = gpt2.config.width
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, width)).astype(np.float32)
-    pair = Regression(pair_moments(X, X + rng.normal(size=X.shape).astype(np.float32)), metric_of(np.eye(width)))
+    pair = Regression(
+        pair_moments(X, X + rng.normal(size=X.shape).astype(np.float32)), metric_of(np.eye(width))
+    )
     for stand_in in (fit_kind(kind, pair), quantised(fit_kind(kind, pair))):
         tokens = rng.integers(0, 700, size=(2, 6)).astype(np.int32)
         x, acts = jmat.run(gpt2, tokens, sites=jmat.Shortcut(1, 4, stand_in), keep=["block.0"])

@@ -16,7 +16,13 @@ from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.runtime.digests import model_hash
 
 INFO = MapsInfo(
-    model="tiny", model_hash="0123456789abcdef", protocol="din2023", corpus="docs", n=9, seed=0, dtype="float32"
+    model="tiny",
+    model_hash="0123456789abcdef",
+    protocol="din2023",
+    corpus="docs",
+    n=9,
+    seed=0,
+    dtype="float32",
 )
 
 
@@ -55,7 +61,9 @@ def test_maps_compute_what_they_say_on_any_leading_axes(batch, dtype):
             np.testing.assert_allclose(np.asarray(got, np.float64), y, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("remake", [lambda v: Linear(jnp.full((4, 3), v)), lambda v: Constant(jnp.full(3, v))])
+@pytest.mark.parametrize(
+    "remake", [lambda v: Linear(jnp.full((4, 3), v)), lambda v: Constant(jnp.full(3, v))]
+)
 def test_new_values_of_the_same_shape_do_not_retrace(remake):
     traces = []
 
@@ -76,7 +84,9 @@ def test_new_values_of_the_same_shape_do_not_retrace(remake):
 def test_maps_are_ordinary_pytrees():
     shapes = jax.tree.map(jnp.shape, Linear(jnp.ones((4, 3)), jnp.ones(3)))
     assert (shapes.W, shapes.bias) == ((4, 3), (3,))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), Linear(jnp.eye(2)), Linear(2 * jnp.eye(2)))
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), Linear(jnp.eye(2)), Linear(2 * jnp.eye(2))
+    )
     y = jax.vmap(lambda linear, x: linear(x), in_axes=(0, None))(stacked, jnp.ones(2))
     np.testing.assert_array_equal(y, [[1, 1], [2, 2]])
 
@@ -97,7 +107,14 @@ def test_files_follow_the_contract(tmp_path):
     assert set(tensors) == {"mat.0.2", "attn.1", "attn.1.bias"}
     about = json.loads((tmp_path / "maps.json").read_text())
     assert about["convention"] == "y = x @ W (+ b)"
-    written = {"shape": [4, 4], "bias": False, "kind": "mat", "apply": "y = x @ W", "rank": 4, "condition": 12.5}
+    written = {
+        "shape": [4, 4],
+        "bias": False,
+        "kind": "mat",
+        "apply": "y = x @ W",
+        "rank": 4,
+        "condition": 12.5,
+    }
     assert about["maps"]["mat.0.2"] == written
     assert {path.name for path in tmp_path.iterdir()} == {"maps.safetensors", "maps.json"}
 
@@ -120,9 +137,17 @@ def test_maps_of_another_model_are_refused(saved, options, message):
 @pytest.mark.parametrize("shape", [(4, 8), (8, 4), (8, 8)])
 def test_maps_from_or_to_another_width_are_refused(tmp_path, shape):
     save_maps(
-        tmp_path, {"mat.0.1": Linear(np.ones((4, 4), np.float32)), "mat.0.2": Linear(np.ones(shape, np.float32))}, INFO
+        tmp_path,
+        {
+            "mat.0.1": Linear(np.ones((4, 4), np.float32)),
+            "mat.0.2": Linear(np.ones(shape, np.float32)),
+        },
+        INFO,
     )
-    with pytest.raises(ValueError, match=rf"'mat.0.2' in .* is \({shape[0]}, {shape[1]}\); this model needs \(4, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'mat.0.2' in .* is \({shape[0]}, {shape[1]}\); this model needs \(4, 4\)",
+    ):
         read_maps(tmp_path, width=4)
 
 
@@ -131,7 +156,9 @@ def test_maps_from_or_to_another_width_are_refused(tmp_path, shape):
 def test_truncated_file_is_one_clear_sentence(saved, name, keep):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: keep if keep >= 0 else len(content) - 8])
-    with pytest.raises(ValueError, match=rf"{name} is (truncated or )?damaged.*: fit the maps again"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is (truncated or )?damaged.*: fit the maps again"
+    ):
         read_maps(saved)
 
 
@@ -142,10 +169,14 @@ def test_every_flipped_bit_of_the_tensors_file_is_noticed(saved):
     rng = np.random.default_rng(0)
     unnoticed = []
     for place in [*range(8), *rng.choice(len(content), 150, replace=False)]:
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << rng.integers(8)]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << rng.integers(8)]) + content[place + 1 :]
+        )
         with contextlib.suppress(ValueError):
             again = read_maps(saved)[0]  # white space of the header says nothing
-            unnoticed += [place for name in loaded if not np.array_equal(again[name].W, loaded[name].W)]
+            unnoticed += [
+                place for name in loaded if not np.array_equal(again[name].W, loaded[name].W)
+            ]
     assert not unnoticed
 
 
@@ -202,7 +233,9 @@ def test_files_of_version_0_1_load(tmp_path):
     old = {key: value for key, value in content.items() if key not in added}
     (tmp_path / "maps.json").write_text(json.dumps(old))
     tensors = safetensors.numpy.load_file(tmp_path / "maps.safetensors")
-    safetensors.numpy.save_file(tensors, tmp_path / "maps.safetensors", metadata={"info": json.dumps(about)})
+    safetensors.numpy.save_file(
+        tensors, tmp_path / "maps.safetensors", metadata={"info": json.dumps(about)}
+    )
     maps, info = read_maps(tmp_path)
     assert info == INFO
     assert maps.keys() == _maps().keys()
@@ -216,7 +249,9 @@ def test_a_map_that_is_not_what_the_json_says_is_refused(saved):
         read_maps(saved)
 
 
-@pytest.mark.parametrize(("W", "message"), [(np.full((4, 4), np.nan), "NaN"), (np.eye(4, dtype=np.int32), "int32")])
+@pytest.mark.parametrize(
+    ("W", "message"), [(np.full((4, 4), np.nan), "NaN"), (np.eye(4, dtype=np.int32), "int32")]
+)
 def test_maps_are_finite_floats(tmp_path, W, message):
     save_maps(tmp_path, {"mat.0.1": Linear(W)}, INFO)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Metrics against independent definitions: full sorts, scikit-learn, and the coverage that an interval promises."""
+"""Metrics against independent definitions: full sorts, scikit-learn, and the coverage
+that an interval promises.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,14 @@ from sklearn.metrics import r2_score as sklearn_r2
 
 from jmat.metrics import bootstrap
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean
-from jmat.metrics.predictions import compare, confidences, cross_entropy, perplexity, rank, top_2_gap
+from jmat.metrics.predictions import (
+    compare,
+    confidences,
+    cross_entropy,
+    perplexity,
+    rank,
+    top_2_gap,
+)
 from jmat.metrics.r2 import r2_score
 
 N, V = 64, 37
@@ -16,7 +25,9 @@ N, V = 64, 37
 
 @pytest.fixture(scope="module")
 def logits():
-    """Two sets of logits that agree half of the time, on a coarse grid so that ties are common."""
+    """Two sets of logits that agree half of the time, on a coarse grid so that ties are
+    common.
+    """
     rng = np.random.default_rng(0)
     full = rng.standard_normal((N, V))
     short = full + 0.7 * rng.standard_normal((N, V))
@@ -55,19 +66,26 @@ def test_surprisal_and_kl_in_nats(logits):
     full, short = logits
     p, q = _softmax(full), _softmax(short)
     values = compare(full, short)
-    np.testing.assert_allclose(values["surprisal"], -np.log(p[np.arange(N), short.argmax(-1)]), rtol=1e-5)
+    np.testing.assert_allclose(
+        values["surprisal"], -np.log(p[np.arange(N), short.argmax(-1)]), rtol=1e-5
+    )
     np.testing.assert_allclose(values["kl"], np.sum(p * np.log(p / q), -1), rtol=1e-4, atol=1e-6)
 
 
 def test_surprisal_does_not_underflow():
-    # p_full of the shortcut's token is exp(−200), which is 0 in float32: its logarithm must not be −inf.
+    # p_full of the shortcut's token is exp(−200), which is 0 in float32: its logarithm must not be
+    # −inf.
     values = compare(jnp.asarray([[200.0, 0.0]]), jnp.asarray([[0.0, 1.0]]))
     np.testing.assert_allclose(values["surprisal"], 200, rtol=1e-6)
 
 
 def test_agreement_is_perfect(logits):
     values = compare(logits[0], logits[0])
-    assert all(np.all(np.asarray(values[f"{name}@{k}"]) == 1) for name in ("precision", "recall") for k in (1, 5, 10))
+    assert all(
+        np.all(np.asarray(values[f"{name}@{k}"]) == 1)
+        for name in ("precision", "recall")
+        for k in (1, 5, 10)
+    )
     np.testing.assert_allclose(values["kl"], 0, atol=1e-6)
 
 
@@ -86,12 +104,17 @@ def test_excluded_tokens_are_no_error(logits):
     full, short = (np.where(np.arange(V) == 0, -np.inf, half).astype(np.float32) for half in logits)
     values = compare(full, short)
     assert all(np.isfinite(value).all() for value in values.values())
-    np.testing.assert_allclose(values["kl"], compare(full[:, 1:], short[:, 1:])["kl"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(confidences(full)["entropy"], confidences(full[:, 1:])["entropy"], rtol=1e-5)
+    np.testing.assert_allclose(
+        values["kl"], compare(full[:, 1:], short[:, 1:])["kl"], rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        confidences(full)["entropy"], confidences(full[:, 1:])["entropy"], rtol=1e-5
+    )
 
 
 def test_half_precision_logits_are_read_in_float32(logits):
-    full, short = (jnp.asarray(half, jnp.bfloat16) for half in logits)  # a grid of halves is exact in bfloat16
+    # a grid of halves is exact in bfloat16
+    full, short = (jnp.asarray(half, jnp.bfloat16) for half in logits)
     for name, value in compare(full, short).items():
         assert value.dtype == jnp.float32
         np.testing.assert_allclose(value, compare(*logits)[name], rtol=1e-6)
@@ -115,7 +138,9 @@ def test_cross_entropy_and_perplexity():
     np.testing.assert_allclose(nats, -np.log([[0.25, 0.8]]), rtol=1e-6)
     assert perplexity(nats) == pytest.approx(1 / np.sqrt(0.25 * 0.8))
     assert perplexity(np.array([1.0, np.nan]), np.array([1.0, 0.0])) == pytest.approx(np.e)
-    assert perplexity(np.array([1.0, 2.0, 4.0]), np.array([3.0, 0.5, 1.0])) == pytest.approx(np.exp(8 / 4.5))
+    assert perplexity(np.array([1.0, 2.0, 4.0]), np.array([3.0, 0.5, 1.0])) == pytest.approx(
+        np.exp(8 / 4.5)
+    )
     with pytest.raises(ValueError, match="1 of 2 cross entropies are NaN"):
         perplexity(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="no cross entropies"):
@@ -136,7 +161,9 @@ def test_r2_is_that_of_scikit_learn(weighted, constant):
     if constant:
         Y[:, 2] = 0.5
         Y_hat[:, 2] = 0.5 + (constant == "wrong")
-    expected = sklearn_r2(Y, Y_hat, multioutput="variance_weighted" if weighted else "uniform_average")
+    expected = sklearn_r2(
+        Y, Y_hat, multioutput="variance_weighted" if weighted else "uniform_average"
+    )
     assert r2_score(Y, Y_hat, variance_weighted=weighted) == pytest.approx(expected, rel=1e-5)
 
 
@@ -188,7 +215,11 @@ def test_bootstrap_draws_groups_whole():
     np.testing.assert_allclose(bootstrap_mean(copies, groups=groups), bootstrap_mean(values))
     assert bootstrap_mean(copies)[1] > bootstrap_mean(values)[1]  # as if they were independent
     uneven = bootstrap_counts(5, groups=np.array([0, 0, 0, 3, 3]), samples=50)
-    assert {tuple(row) for row in uneven.tolist()} == {(1, 1, 1, 1, 1), (2, 2, 2, 0, 0), (0, 0, 0, 2, 2)}
+    assert {tuple(row) for row in uneven.tolist()} == {
+        (1, 1, 1, 1, 1),
+        (2, 2, 2, 0, 0),
+        (0, 0, 0, 2, 2),
+    }
 
 
 def test_the_interval_of_a_share_is_not_below_0_by_rounding():
@@ -202,7 +233,11 @@ def test_bootstrap_of_equal_values_has_no_width():
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [([1.0, np.nan], "1 of 2 values are NaN or infinite"), ([np.inf, np.inf], "2 of 2"), ([], "at least one example")],
+    [
+        ([1.0, np.nan], "1 of 2 values are NaN or infinite"),
+        ([np.inf, np.inf], "2 of 2"),
+        ([], "at least one example"),
+    ],
 )
 def test_bootstrap_refuses_what_has_no_mean(values, message):
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Moments: maps and scores from them alone equal those from the activations in memory, at any condition number."""
+"""Moments: maps and scores from them alone equal those from the activations in memory,
+at any condition number.
+"""
 
 import dataclasses
 
@@ -20,7 +22,9 @@ D = 12
 
 
 def make_data(n=600, condition=10.0, noise=0.1, outlier=1.0, seed=0):
-    """x of a condition number (of dependence), y and z linear in x but for noise; float32, far from zero mean."""
+    """x of a condition number (of dependence), y and z linear in x but for noise;
+    float32, far from zero mean.
+    """
     rng = np.random.default_rng(seed)
     spectrum = np.geomspace(1, 1 / condition, D)
     mixed = rng.normal(size=(n, D)) * spectrum @ np.linalg.qr(rng.normal(size=(D, D)))[0]
@@ -49,7 +53,9 @@ def predictions(solution, x):
 
 
 def reference_predictions(x, y, intercept):
-    """Least squares in float64 on the activations themselves, scaled so that no outlier coordinate hides another."""
+    """Least squares in float64 on the activations themselves, scaled so that no outlier
+    coordinate hides another.
+    """
     X, Y = x.astype(np.float64), y.astype(np.float64)
     means = [values.mean(0) * intercept for values in (X, Y)]
     scaled = (X - means[0]) / np.linalg.norm(X - means[0], axis=0)
@@ -72,9 +78,13 @@ def test_predicts_what_float64_least_squares_does(condition, outlier, intercept)
     np.testing.assert_allclose(solution.residual, ((data["y"] - want) ** 2).sum(0), rtol=1e-6)
     if condition < 1e6 and outlier == 1:  # else scikit-learn drops directions
         wide = {site: value.astype(np.float64) for site, value in data.items()}
-        theirs = LinearRegression(fit_intercept=intercept).fit(wide["x"], wide["y"]).predict(wide["x"])
+        theirs = (
+            LinearRegression(fit_intercept=intercept).fit(wide["x"], wide["y"]).predict(wide["x"])
+        )
         assert relative(predictions(solution, data["x"]), theirs) < 1e-8
-    assert relative(np.asarray(maps["y"](data["x"]), np.float64), want) < (2e-6 if condition < 1e6 else 2e-4)
+    assert relative(np.asarray(maps["y"](data["x"]), np.float64), want) < (
+        2e-6 if condition < 1e6 else 2e-4
+    )
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -117,7 +127,9 @@ def test_ridge_matches_scikit_learn(n, intercept):
     wide = {site: value.astype(np.float64) for site, value in data.items()}
     want = Ridge(0.7, fit_intercept=intercept, solver="svd").fit(wide["x"], wide["y"])
     np.testing.assert_allclose(solution.weights, want.coef_.T, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(solution.residual, ((wide["y"] - want.predict(wide["x"])) ** 2).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(
+        solution.residual, ((wide["y"] - want.predict(wide["x"])) ** 2).sum(0), rtol=1e-6
+    )
 
 
 def test_padding_never_counts():
@@ -125,7 +137,10 @@ def test_padding_never_counts():
     weights = (np.arange(600) % 3 > 0).astype(np.float32)
     real = {site: value[weights > 0] for site, value in data.items()}
     dirty = {site: np.where(weights[:, None] > 0, value, np.nan) for site, value in data.items()}
-    got, want = fit(moments_of(dirty, weights=weights), "x", ["y"])[1], fit(moments_of(real), "x", ["y"])[1]
+    got, want = (
+        fit(moments_of(dirty, weights=weights), "x", ["y"])[1],
+        fit(moments_of(real), "x", ["y"])[1],
+    )
     assert got.n == want.n == 400
     np.testing.assert_allclose(got.weights, want.weights, rtol=1e-9)
 
@@ -136,12 +151,20 @@ def test_merging_is_as_one_pass():
     first = moments_of({site: value[:250] for site, value in data.items()})
     second = moments_of({site: value[250:] for site, value in data.items()}, batch=70)
     nothing = zeros(PAIRS, dict.fromkeys("xyz", D))
-    for merged in (merge(first, second), merge(second, first), merge(nothing, merge(merge(second, nothing), first))):
+    for merged in (
+        merge(first, second),
+        merge(second, first),
+        merge(nothing, merge(merge(second, nothing), first)),
+    ):
         for source, target in [*PAIRS, ("x", "x")]:
             for centred in (False, True):
                 got = np.asarray(second_moments(merged, source, target, centred=centred))
                 want = np.asarray(second_moments(whole, source, target, centred=centred))
-                scale = np.sqrt(np.outer(*(second_moments_diagonal(data[site], centred) for site in (source, target))))
+                scale = np.sqrt(
+                    np.outer(
+                        *(second_moments_diagonal(data[site], centred) for site in (source, target))
+                    )
+                )
                 np.testing.assert_allclose(got / scale, want / scale, atol=1e-12)
     with pytest.raises(ValueError, match="cannot be added"):
         merge(whole, zeros(PAIRS[:1], dict.fromkeys("xy", D)))
@@ -167,7 +190,10 @@ def test_r2_of_any_map_is_scikit_learns():
 def test_r2_of_constant_coordinates_is_scikit_learns():
     data = make_data()
     data["y"][:, 0], data["y"][:, 1] = 3, 4
-    exact = Linear(np.eye(D, dtype=np.float32)[:, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]], np.zeros(D, np.float32))
+    exact = Linear(
+        np.eye(D, dtype=np.float32)[:, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]],
+        np.zeros(D, np.float32),
+    )
     exact.W[:, :2], exact.bias[0], exact.bias[1] = 0, 3, 4.5
     got = r2(moments_of(data), "x", "y", exact)["r2"]
     assert got == pytest.approx(r2_score(data["y"], exact(data["x"])), rel=1e-5)
@@ -187,14 +213,22 @@ def test_linearity_is_the_formula_and_both_scores_come_from_one_fit():
         found = linearity(moments, source, [target])[target]
         x, y = data[source], data[target]
         assert found.score == pytest.approx(direct_linearity(x, y), abs=1e-9)
-        assert found.without_residual == pytest.approx(direct_linearity(x, y.astype(np.float64) - x), abs=1e-9)
-        centred = [np.square(v - v.mean(0)).sum() for v in (y.astype(np.float64), y.astype(np.float64) - x)]
+        assert found.without_residual == pytest.approx(
+            direct_linearity(x, y.astype(np.float64) - x), abs=1e-9
+        )
+        centred = [
+            np.square(v - v.mean(0)).sum() for v in (y.astype(np.float64), y.astype(np.float64) - x)
+        ]
         identity = 1 - (1 - found.score) * centred[0] / centred[1]
         assert found.without_residual == pytest.approx(identity, abs=1e-9)
         affine = LinearRegression().fit(x.astype(np.float64), y).predict(x.astype(np.float64))
-        assert found.score == pytest.approx(r2_score(y, affine, multioutput="variance_weighted"), abs=1e-6)
+        assert found.score == pytest.approx(
+            r2_score(y, affine, multioutput="variance_weighted"), abs=1e-6
+        )
     together = linearity(moments, "x", ["y", "z"], fit(moments, "x", ["y", "z"], intercept=True)[1])
-    assert together["z"].score == pytest.approx(linearity(moments, "x", ["z"])["z"].score, abs=1e-12)
+    assert together["z"].score == pytest.approx(
+        linearity(moments, "x", ["z"])["z"].score, abs=1e-12
+    )
 
 
 def test_noise_scores_d_over_n_and_nothing_once_adjusted():
@@ -211,7 +245,9 @@ def test_anisotropy_of_a_site_alone():
     data = make_data()
     x = data["x"].astype(np.float64)
     s = np.linalg.svd(x - x.mean(0), compute_uv=False)
-    assert anisotropy(moments_of(data, [("x", "x")]), "x") == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-9)
+    assert anisotropy(moments_of(data, [("x", "x")]), "x") == pytest.approx(
+        s[0] ** 2 / (s**2).sum(), rel=1e-9
+    )
 
 
 def test_float64_stays_inside():
@@ -230,7 +266,11 @@ def test_updates_compile_once_whatever_the_number_of_pairs():
     before = module._add_product._cache_size()
     for count in (2, 4, 6):
         pairs = [(a, b) for a in sites[:count] for b in sites[:count] if a < b]
-        update(zeros(pairs, dict.fromkeys(sites, 5)), {site: acts[site] for site in sites[:count]}, weights)
+        update(
+            zeros(pairs, dict.fromkeys(sites, 5)),
+            {site: acts[site] for site in sites[:count]},
+            weights,
+        )
     assert module._add_product._cache_size() == before + 1
 
 

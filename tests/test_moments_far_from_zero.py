@@ -1,4 +1,6 @@
-"""Moments of activations a million spreads away from zero keep their digits, weights and all."""
+"""Moments of activations a million spreads away from zero keep their digits, weights
+and all.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,9 @@ def test_sums_are_taken_about_the_first_batchs_mean(data, moments):
     for site, values in (("x", x), ("y", y)):
         about = np.average(values[first], axis=0, weights=weights[first])
         np.testing.assert_allclose(moments.shift[site], about, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(mean(moments, site), np.average(values, axis=0, weights=weights), rtol=1e-12)
+        np.testing.assert_allclose(
+            mean(moments, site), np.average(values, axis=0, weights=weights), rtol=1e-12
+        )
         assert float(moments.count[site]) == weights.sum()
 
 
@@ -57,15 +61,23 @@ def test_second_moments_keep_their_digits(data, moments):
         plain = (a * weights[:, None]).T @ b
         found = np.asarray(second_moments(moments, source, target, centred=False))
         np.testing.assert_allclose(found, plain, rtol=1e-9)
-    np.testing.assert_allclose(spread(moments, "y", centred=True), np.diag(weighted(y, y, weights)), rtol=1e-9)
+    np.testing.assert_allclose(
+        spread(moments, "y", centred=True), np.diag(weighted(y, y, weights)), rtol=1e-9
+    )
 
 
 def test_scores_from_moments_are_the_formulas():
-    """r2 of a map, a map with bias and the identity; linearity with and without the residual, and adjusted."""
+    """r2 of a map, a map with bias and the identity; linearity with and without the
+    residual, and adjusted.
+    """
     rng = np.random.default_rng(1)
     x = rng.normal(size=(N, D)).astype(np.float32) + 3
     y = (x @ rng.normal(size=(D, D)) + rng.normal(size=(N, D)) + x).astype(np.float32)
-    summed = update(zeros([("x", "y")], {"x": D, "y": D}), {"x": jnp.asarray(x), "y": jnp.asarray(y)}, jnp.ones(N))
+    summed = update(
+        zeros([("x", "y")], {"x": D, "y": D}),
+        {"x": jnp.asarray(x), "y": jnp.asarray(y)},
+        jnp.ones(N),
+    )
     W, b = (rng.normal(size=shape).astype(np.float32) for shape in ((D, D), (D,)))
     X, Y = x.astype(np.float64), y.astype(np.float64)
     for shortcut, predicted in ((Identity(), X), (Linear(W), X @ W), (Linear(W, b), X @ W + b)):
@@ -78,5 +90,7 @@ def test_scores_from_moments_are_the_formulas():
     residual = ((Y - A @ np.linalg.lstsq(A, Y, rcond=None)[0]) ** 2).sum()
     change = Y - X
     assert score.score == pytest.approx(1 - residual / ((Y - Y.mean(0)) ** 2).sum(), rel=1e-5)
-    assert score.without_residual == pytest.approx(1 - residual / ((change - change.mean(0)) ** 2).sum(), rel=1e-5)
+    assert score.without_residual == pytest.approx(
+        1 - residual / ((change - change.mean(0)) ** 2).sum(), rel=1e-5
+    )
     assert score.adjusted(0.5) == pytest.approx(1 - 0.5 * (N - 1) / (N - D - 1), rel=1e-12)

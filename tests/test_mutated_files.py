@@ -1,4 +1,6 @@
-"""Thousands of damaged files: each ends in one sentence or in what it holds, soon, and in little memory."""
+"""Thousands of damaged files: each ends in one sentence or in what it holds, soon, and
+in little memory.
+"""
 
 import json
 import os
@@ -19,7 +21,8 @@ from tests.splits import make_split
 from tests.test_gguf import write
 
 SEED = 0
-# Of JSON of all kinds together a thousand, too; `tests/test_mutated_tokenizers.py` damages tokenizers.
+# Of JSON of all kinds together a thousand, too; `tests/test_mutated_tokenizers.py` damages
+# tokenizers.
 COUNT = {"safetensors": 1000, "gguf": 1000, "npz": 1000, "config.json": 400, "maps": 400}
 COUNT_OF_OTHERS = 150
 
@@ -32,13 +35,24 @@ def whole(tmp_path_factory):
     model = hf.make(hf.gpt2("mutated"))
     hf.save(model, folder)
     write(hf.make(case), folder / "model.gguf")
-    save_examples(folder / "examples.npz", Examples(make_split([3, 1, 40], [2, 0, 3]), make_split([5, 9], [4, 4])))
-    info = MapsInfo(model="m", model_hash="h", protocol="p", corpus="c", n=9, seed=0, dtype="bfloat16")
+    save_examples(
+        folder / "examples.npz",
+        Examples(make_split([3, 1, 40], [2, 0, 3]), make_split([5, 9], [4, 4])),
+    )
+    info = MapsInfo(
+        model="m", model_hash="h", protocol="p", corpus="c", n=9, seed=0, dtype="bfloat16"
+    )
     low = quantised(LowRank(jnp.eye(16)[:, :2], jnp.eye(16)[:2], jnp.ones(16)))
     save_maps(folder, {"mat.1.2": Linear(jnp.eye(16), jnp.ones(16)), "rank:2.1.2": low}, info)
-    (folder / "pruned.json").write_text(json.dumps({"method": "map", "removed": [1], "blocks": "1"}))
-    rows = [{"metric": "precision@1", "map": "mat", "layer": i, "value": 0.5, "n": 9} for i in range(3)]
-    (folder / "results.json").write_text(json.dumps({"experiment": "layer_jump", "config": {}, "rows": rows}))
+    (folder / "pruned.json").write_text(
+        json.dumps({"method": "map", "removed": [1], "blocks": "1"})
+    )
+    rows = [
+        {"metric": "precision@1", "map": "mat", "layer": i, "value": 0.5, "n": 9} for i in range(3)
+    ]
+    (folder / "results.json").write_text(
+        json.dumps({"experiment": "layer_jump", "config": {}, "rows": rows})
+    )
     model.save_pretrained(folder / "shards", max_shard_size="8KB")
     return folder
 
@@ -49,9 +63,19 @@ def test_mutated_files_end_in_one_sentence_or_as_they_are(kind, whole, tmp_path)
     folder = tmp_path / "files"
     shutil.copytree(whole / "shards" if kind == "model.safetensors.index.json" else whole, folder)
     count = COUNT.get(kind, COUNT_OF_OTHERS)
-    command = [sys.executable, "-m", "tests.mutated_files", kind, str(SEED), str(count), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.mutated_files",
+        kind,
+        str(SEED),
+        str(count),
+        str(folder),
+    ]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert child.returncode == 0, child.stderr[-2000:]
     *problems, summary = map(json.loads, child.stdout.splitlines())
     assert problems == []

@@ -1,4 +1,6 @@
-"""A thousand damaged and hostile tokenizer files: each loads and reads text, or is refused in one sentence."""
+"""A thousand damaged and hostile tokenizer files: each loads and reads text, or is
+refused in one sentence.
+"""
 
 import json
 import random
@@ -15,8 +17,37 @@ from tests.test_reference import REFERENCE
 COUNT = 1000
 SECONDS, KILOBYTES = 5.0, 500_000
 TEXTS = ["Return the sum of two arrays, naïve 12.", "word " * 60 + "(more).", "a" * 300]
-NUMBERS = [2**31, 2**32 - 1, 2**32, 2**63, 2**64, 10**30, -1, -(2**63), 1e308, float("inf"), 0, 1 << 40]
-VALUES = ["huge", None, True, [], {}, "x", "", 3, -1, 2.5, [[]], {"type": "x"}, "\ud800", "\0", ["a"] * 3]
+NUMBERS = [
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**63,
+    2**64,
+    10**30,
+    -1,
+    -(2**63),
+    1e308,
+    float("inf"),
+    0,
+    1 << 40,
+]
+VALUES = [
+    "huge",
+    None,
+    True,
+    [],
+    {},
+    "x",
+    "",
+    3,
+    -1,
+    2.5,
+    [[]],
+    {"type": "x"},
+    "\ud800",
+    "\0",
+    ["a"] * 3,
+]
 PATTERNS = [
     *(r"(a+)+$", r"(\w+\s?)*$", r"(?=", "[", r"(.*)*\1", r"(?<=a*)b", "", r"\p{L}" * 2000),
     *("(" * 20 + "a*" + ")*" * 20 + "b", r"a{1,100000}{1,1000}", r"(a|aa)+$", r"(?:(?:\s*\w*)*)*!"),
@@ -25,7 +56,9 @@ PATTERNS = [
 
 def places(value, at=()):
     """Where the parts of a JSON value are; of a vocabulary only the first entries."""
-    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
     for key in list(keys)[:30]:
         yield (*at, key)
         yield from places(value[key], (*at, key))
@@ -57,18 +90,40 @@ def changed(text, rng):
 
 
 def exploding(text, rng):
-    """A regular expression that may take exponential time, many steps one in the other, or room without end."""
+    """A regular expression that may take exponential time, many steps one in the other,
+    or room without end.
+    """
     whole, pattern = json.loads(text), {"Regex": rng.choice(PATTERNS)}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": rng.random() < 0.5}
+    split = {
+        "type": "Split",
+        "pattern": pattern,
+        "behavior": "Isolated",
+        "invert": rng.random() < 0.5,
+    }
     nested = {"type": "Sequence", "normalizers": []}
     for _ in range(rng.choice([3, 100, 400])):
         nested = {"type": "Sequence", "normalizers": [nested]}
-    padding = {"strategy": {"Fixed": rng.choice(NUMBERS)}, "direction": "Right", "pad_to_multiple_of": 1 << 50}
+    padding = {
+        "strategy": {"Fixed": rng.choice(NUMBERS)},
+        "direction": "Right",
+        "pad_to_multiple_of": 1 << 50,
+    }
     whole |= rng.choice(
         [
             {"pre_tokenizer": split},
-            {"normalizer": {"type": "Replace", "pattern": pattern, "content": "x" * rng.choice([0, 1, 10_000])}},
-            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, whole["pre_tokenizer"] or split]}},
+            {
+                "normalizer": {
+                    "type": "Replace",
+                    "pattern": pattern,
+                    "content": "x" * rng.choice([0, 1, 10_000]),
+                }
+            },
+            {
+                "pre_tokenizer": {
+                    "type": "Sequence",
+                    "pretokenizers": [split, whole["pre_tokenizer"] or split],
+                }
+            },
             {"normalizer": nested},
             {"padding": padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}},
         ]
@@ -87,7 +142,13 @@ def sources():
     llama = ("llama", llama_tokenizer.llama().to_str(), json.dumps(names))
     folders = {family: REFERENCE / family for family in ("gpt2", "bert")}
     files = ("tokenizer.json", "tokenizer_config.json")
-    return [llama, *((family, *((folder / name).read_text() for name in files)) for family, folder in folders.items())]
+    return [
+        llama,
+        *(
+            (family, *((folder / name).read_text() for name in files))
+            for family, folder in folders.items()
+        ),
+    ]
 
 
 @pytest.mark.slow
@@ -98,7 +159,11 @@ def test_mutated_tokenizers_load_or_are_refused_in_one_sentence(sources, tmp_pat
         family, tokenizer, config = rng.choice(sources)
         mutate = rng.choice([flipped, truncated, changed, changed, changed, exploding])
         contents = {"tokenizer.json": tokenizer.encode(), "tokenizer_config.json": config.encode()}
-        name = "tokenizer_config.json" if mutate is not exploding and rng.random() < 0.25 else "tokenizer.json"
+        name = (
+            "tokenizer_config.json"
+            if mutate is not exploding and rng.random() < 0.25
+            else "tokenizer.json"
+        )
         contents[name] = mutate(contents[name].decode(), rng)
         contents["config.json"] = json.dumps({"model_type": family}).encode()
         for file, content in contents.items():

@@ -1,4 +1,6 @@
-"""Names that jmat knows against files and folders of the same name; names that are empty; links that lead nowhere."""
+"""Names that jmat knows against files and folders of the same name; names that are
+empty; links that lead nowhere.
+"""
 
 import pathlib
 
@@ -24,7 +26,10 @@ def test_a_folder_of_a_bundled_name_is_not_guessed():
     assert find("gpt2-docs") == bundled_one  # nothing there could be meant
     for name in ("config.json", "model.safetensors", "adapter_config.json"):
         (folder / name).touch()
-        with pytest.raises(ValueError, match=r"'gpt2-docs' is both a model .*write \./gpt2-docs .*or jmat:gpt2-docs"):
+        with pytest.raises(
+            ValueError,
+            match=r"'gpt2-docs' is both a model .*write \./gpt2-docs .*or jmat:gpt2-docs",
+        ):
             find("gpt2-docs")
         (folder / name).unlink()
     (folder / "config.json").touch()
@@ -48,7 +53,10 @@ def test_a_file_of_the_name_of_a_corpus_is_not_guessed(monkeypatch):
     pathlib.Path("docs").rmdir()
     pathlib.Path("docs").write_text("From the file.\n")
     for read in (load_corpus, named_corpus, lambda name: fit_eval(name, 1, 1, 0)):
-        with pytest.raises(ValueError, match=r"'docs' is both a corpus .*write \./docs for .*or jmat:docs for jmat's"):
+        with pytest.raises(
+            ValueError,
+            match=r"'docs' is both a corpus .*write \./docs for .*or jmat:docs for jmat's",
+        ):
             read("docs")
     assert load_corpus("./docs") == load_corpus(pathlib.Path("docs")) == ["From the file."]
     assert load_corpus("jmat:docs") == ["From the corpus."]
@@ -69,7 +77,8 @@ def test_a_file_of_the_name_of_a_task_is_not_guessed():
 def test_names_that_are_empty():
     for name in ("", "  "):
         with pytest.raises(
-            ValueError, match="the name of the model is empty; expected bert-docs, gpt2-docs, or a path"
+            ValueError,
+            match="the name of the model is empty; expected bert-docs, gpt2-docs, or a path",
         ):
             find(name)
         with pytest.raises(ValueError, match="the name of the corpus is empty"):

@@ -1,4 +1,6 @@
-"""Kneser–Ney: against the formulas written out with dictionaries, and proper probabilities in every context."""
+"""Kneser–Ney: against the formulas written out with dictionaries, and proper
+probabilities in every context.
+"""
 
 import collections
 import math
@@ -11,7 +13,10 @@ from experiments.pretraining import ngram
 V = 7
 RANDOM = np.random.default_rng(0)
 # Skewed, so that counts of 1, 2, 3 and 4 all occur; of many lengths, down to one token.
-TEXT = [np.minimum(RANDOM.geometric(0.35, n) - 1, V - 2).tolist() for n in [1, 1, 2, *RANDOM.integers(3, 12, 60)]]
+TEXT = [
+    np.minimum(RANDOM.geometric(0.35, n) - 1, V - 2).tolist()
+    for n in [1, 1, 2, *RANDOM.integers(3, 12, 60)]
+]
 HELD_OUT = [[0, 1, 2, 3, 4, 5, 6, 6, 0], [6], [5, 5, 5, 5, 5, 5], [2, 0, 0, 1]]
 
 
@@ -19,13 +24,16 @@ def slow_log_prob(order, sequence):
     """The recursion of Chen & Goodman, word by word."""
     padded = [("<s>", *sentence) for sentence in TEXT]
     grams = {
-        n: collections.Counter(s[i : i + n] for s in padded for i in range(len(s) - n + 1)) for n in range(1, order + 1)
+        n: collections.Counter(s[i : i + n] for s in padded for i in range(len(s) - n + 1))
+        for n in range(1, order + 1)
     }
     counts = {}
     for n in range(1, order + 1):
         left = collections.Counter(g[1:] for g in grams[n + 1]) if n < order else {}
         keep = n == order
-        counts[n] = {g: c if keep or g[0] == "<s>" else left[g] for g, c in grams[n].items() if g != ("<s>",)}
+        counts[n] = {
+            g: c if keep or g[0] == "<s>" else left[g] for g, c in grams[n].items() if g != ("<s>",)
+        }
     discounts = {}
     for n in counts:
         n1, n2, n3, n4 = (sum(c == k for c in counts[n].values()) for k in (1, 2, 3, 4))
@@ -60,15 +68,22 @@ def test_equals_the_recursion(order):
         np.testing.assert_allclose(got, slow_log_prob(order, sequence), rtol=1e-12)
 
 
-@pytest.mark.parametrize("context", [[], [0], [6], [0, 0], [1, 0, 0, 2], [6, 6, 6, 6], TEXT[10][:4], TEXT[20][2:7]])
+@pytest.mark.parametrize(
+    "context", [[], [0], [6], [0, 0], [1, 0, 0, 2], [6, 6, 6, 6], TEXT[10][:4], TEXT[20][2:7]]
+)
 def test_probabilities_sum_to_one_after_seen_and_unseen_contexts(context):
     model = ngram.fit(TEXT, vocab_size=V)
-    last = [log_probs[-1] for log_probs in ngram.log_prob(model, [[*context, word] for word in range(V)])]
+    last = [
+        log_probs[-1]
+        for log_probs in ngram.log_prob(model, [[*context, word] for word in range(V)])
+    ]
     assert np.exp(last).sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_discounts_come_from_counts_of_counts_in_the_test_data():
-    """The test above would not see a wrong estimate if every order fell back to fixed discounts."""
+    """The test above would not see a wrong estimate if every order fell back to fixed
+    discounts.
+    """
     counts = np.repeat([1, 2, 3, 4, 9], [50, 20, 10, 6, 3])
     y = 50 / 90
     expected = [1 - 2 * y * 20 / 50, 2 - 3 * y * 10 / 20, 3 - 4 * y * 6 / 10]
@@ -79,7 +94,9 @@ def test_discounts_come_from_counts_of_counts_in_the_test_data():
 def test_an_order_beyond_the_longest_sequence_changes_nothing():
     longest = ngram.fit([[0, 1, 2], [2, 1]], vocab_size=4, order=4)
     for got, want in zip(
-        ngram.log_prob(ngram.fit([[0, 1, 2], [2, 1]], vocab_size=4, order=50), [[0, 1, 2, 3, 1, 1], [3]]),
+        ngram.log_prob(
+            ngram.fit([[0, 1, 2], [2, 1]], vocab_size=4, order=50), [[0, 1, 2, 3, 1, 1], [3]]
+        ),
         ngram.log_prob(longest, [[0, 1, 2, 3, 1, 1], [3]]),
         strict=True,
     ):

@@ -1,4 +1,6 @@
-"""Notebooks of the documentation run, and hold outputs that can be exported; models, results and bars show in one."""
+"""Notebooks of the documentation run, and hold outputs that can be exported; models,
+results and bars show in one.
+"""
 
 import json
 import pathlib
@@ -19,13 +21,19 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def cells(path, kind="code"):
-    return [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == kind]
+    return [
+        cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == kind
+    ]
 
 
 def outputs(path):
     """Returns each output of a notebook: its type and text, images as they are."""
     for output in (output for cell in cells(path) for output in cell["outputs"]):
-        data = {"text/plain": output["text"]} if "text" in output else output.get("data", {"error": ""})
+        data = (
+            {"text/plain": output["text"]}
+            if "text" in output
+            else output.get("data", {"error": ""})
+        )
         yield from ((kind, "".join(content)) for kind, content in data.items())
 
 
@@ -41,7 +49,9 @@ def test_outputs_of_a_notebook_can_be_exported(path):
     assert "error" not in kinds
     for kind, content in outputs(path):
         assert not CONTROL.search(content), content
-        assert kind == "image/png" or not re.search(r"/tmp/|/home/|/work/|site-packages|Warning", content), content
+        assert kind == "image/png" or not re.search(
+            r"/tmp/|/home/|/work/|site-packages|Warning", content
+        ), content
     assert all(cell["execution_count"] for cell in cells(path))
     header = "".join(cells(path)[0]["source"]).splitlines()
     assert "Colab" in header[0]
@@ -52,7 +62,9 @@ def test_outputs_of_a_notebook_can_be_exported(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
-    """All cells, one after another, in an empty folder. `python -m tests.notebooks --check` runs them in a kernel."""
+    """All cells, one after another, in an empty folder. `python -m tests.notebooks
+    --check` runs them in a kernel.
+    """
     monkeypatch.chdir(tmp_path)
     names = {"__name__": path.stem}
     with mpl.rc_context({"backend": "agg"}):
@@ -71,7 +83,9 @@ def test_a_model_shows_in_a_notebook(gpt2, monkeypatch):
 
 
 def test_results_show_in_a_notebook():
-    rows = [{"map": "<i>\x1b", "metric": "kl", "value": k / 2, "n": 9, "layer": k} for k in range(1200)]
+    rows = [
+        {"map": "<i>\x1b", "metric": "kl", "value": k / 2, "n": 9, "layer": k} for k in range(1200)
+    ]
     results = Results("layer_jump", rows, {"model": "<u>"}, tables=format_table)
     page = results._repr_html_()
     assert page.startswith("<div><b>layer_jump</b> of &lt;u&gt;: 1,200 rows</div><pre ")
@@ -87,7 +101,9 @@ class ZMQInteractiveShell:
 
 @pytest.fixture
 def shown(monkeypatch):
-    """A notebook in which nothing but `display` works; returns all states of its outputs."""
+    """A notebook in which nothing but `display` works; returns all states of its
+    outputs.
+    """
     states = []
 
     class Handle:
@@ -111,7 +127,9 @@ def shown(monkeypatch):
 def test_a_bar_in_a_notebook_is_one_output(shown, capsys):
     assert list(progress.track("abc", "fit <b>\x1b")) == ["a", "b", "c"]
     (states,) = shown
-    assert [re.search(r"(\d) of 3", state)[0] for state in states] == [f"{k} of 3" for k in (0, 1, 2, 3, 3)]
+    assert [re.search(r"(\d) of 3", state)[0] for state in states] == [
+        f"{k} of 3" for k in (0, 1, 2, 3, 3)
+    ]
     assert r"fit &lt;b&gt;\x1b: " in states[-1]
     assert '<progress value="3" max="3">' in states[-1]
     assert capsys.readouterr() == ("", "")

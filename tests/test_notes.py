@@ -1,4 +1,6 @@
-"""Figures that mean little carry a note: models that do not read, targets that do not vary, a single sentence."""
+"""Figures that mean little carry a note: models that do not read, targets that do not
+vary, a single sentence.
+"""
 
 import dataclasses
 
@@ -63,16 +65,22 @@ def test_predictions_that_differ_have_no_note():
     assert note_of(near) is None  # nine examples can have one most likely token by chance
 
 
-@pytest.mark.parametrize("batches", [[np.zeros((2, 5))], [np.ones((1, 5)), np.ones((30, 5))], [VARIED[:1]] * 2])
+@pytest.mark.parametrize(
+    "batches", [[np.zeros((2, 5))], [np.ones((1, 5)), np.ones((30, 5))], [VARIED[:1]] * 2]
+)
 def test_equal_predictions_are_noted(batches):
     note = note_of(*(batch.astype(np.float32) for batch in batches))
-    assert note.startswith(f"{SAME} {sum(map(len, batches))} places: its predictions do not depend on the text")
+    assert note.startswith(
+        f"{SAME} {sum(map(len, batches))} places: its predictions do not depend on the text"
+    )
 
 
 def test_one_most_likely_token_is_noted():
     biased = VARIED.copy()
     biased[:, 7] = 50
-    assert note_of(biased).startswith("the model's most likely token is the same (7) at all 40 places")
+    assert note_of(biased).startswith(
+        "the model's most likely token is the same (7) at all 40 places"
+    )
 
 
 def test_padding_is_not_looked_at():
@@ -102,7 +110,9 @@ def test_a_model_that_does_not_read_is_noted_wherever_predictions_are_compared(g
     rows = travel.cross_rows(model, [fit], "a", {0: VARIED, 4: VARIED})
     assert {SAME in row.get("note", "") for row in rows if row["metric"] == "precision@1"} == {True}
     tokenizer = jmat.load(REFERENCE / "gpt2")[1]
-    assert SAME in tasks.text_rows(model, tokenizer, "text", ["Returns the value of it."])[0]["note"]
+    assert (
+        SAME in tasks.text_rows(model, tokenizer, "text", ["Returns the value of it."])[0]["note"]
+    )
 
 
 def test_ties_of_choices_count_as_their_share():
@@ -115,7 +125,9 @@ def test_equally_likely_choices_are_noted(gpt2):
     questions = [tasks.Question("It returns", ("the value", "the value", "zq qq zq"), 1)] * 3
     rows = {row["metric"]: row for row in tasks.task_rows(gpt2, tokenizer, "task", questions)}
     assert rows["accuracy"]["value"] == 0.5
-    assert "in 3 of 3 questions the best of k choices are equally likely" in rows["accuracy"]["note"]
+    assert (
+        "in 3 of 3 questions the best of k choices are equally likely" in rows["accuracy"]["note"]
+    )
 
 
 def test_two_equal_choices_are_refused_in_a_file(tmp_path):
@@ -138,20 +150,29 @@ def test_r2_says_which_coordinates_do_not_vary():
     target = VARIED.copy()
     target[:, :40] = 0.1  # whose mean is not 0.1
     predicted = target + np.float32(0.01)
-    rows = {row["metric"]: row for row in pair_rows({}, target, predicted, resamples(np.ones(40, int), samples=20))}
+    rows = {
+        row["metric"]: row
+        for row in pair_rows({}, target, predicted, resamples(np.ones(40, int), samples=20))
+    }
     assert "40 of 64 coordinates of the target do not vary" in rows["r2"]["note"]
     assert rows["r2"]["value"] == pytest.approx(24 / 64, abs=1e-3)
     assert rows["r2_weighted"]["value"] == pytest.approx(1, abs=1e-3)
     assert "note" not in rows["r2_weighted"]
-    target[:, 41] *= 1000  # the median coordinate does not vary: what is an outlier is judged by those that do
-    rows = {row["metric"]: row for row in pair_rows({}, target, target, resamples(np.ones(40, int), samples=20))}
+    # the median coordinate does not vary: what is an outlier is judged by those that do
+    target[:, 41] *= 1000
+    rows = {
+        row["metric"]: row
+        for row in pair_rows({}, target, target, resamples(np.ones(40, int), samples=20))
+    }
     assert rows["r2_no_outliers"]["value"] == 1
 
 
 def test_every_other_r2_of_what_does_not_vary_is_none(gpt2):
     flat = np.full((12, 64), 0.1, np.float32)
     rows = travel.cross_rows(gpt2, [], "a", {0: VARIED[:12], 4: flat})
-    assert {(row["value"], row["note"]) for row in rows if row["metric"] == "r2"} == {(None, DOES_NOT_VARY)}
+    assert {(row["value"], row["note"]) for row in rows if row["metric"] == "r2"} == {
+        (None, DOES_NOT_VARY)
+    }
     means = {row["metric"]: row["value"] for row in travel.over_layers(rows)}
     assert means["r2"] is None
 
@@ -159,13 +180,21 @@ def test_every_other_r2_of_what_does_not_vary_is_none(gpt2):
     split = dataclasses.replace(split, tokens=split.tokens % 700)
     batches = packed_batches(split, all_positions(split), tokens_per_batch=64, row_multiple=4)
     pairs = [("embed", "block.0")]
-    assert np.isnan([*streaming_r2(stream_moments(model, batches, pairs), *pairs[0], Identity()).values()]).all()
+    assert np.isnan(
+        [*streaming_r2(stream_moments(model, batches, pairs), *pairs[0], Identity()).values()]
+    ).all()
     labels = step_pairs(4)
     measured = measure(model, batches, batches, labels)
-    rows = study_rows.linearity_rows(measured, labels, study_rows.resampled(measured, split, labels, samples=5))
+    rows = study_rows.linearity_rows(
+        measured, labels, study_rows.resampled(measured, split, labels, samples=5)
+    )
     assert {row["value"] for row in rows} == {None}
     assert {row["note"] for row in rows} == {DOES_NOT_VARY, study_rows.ZERO}
-    assert study_rows.error_rows(measured, labels) == study_rows.token_rows(measured, split, labels, str) == []
+    assert (
+        study_rows.error_rows(measured, labels)
+        == study_rows.token_rows(measured, split, labels, str)
+        == []
+    )
 
 
 def test_one_sentence_has_values_and_no_interval():
@@ -185,7 +214,9 @@ def test_one_sentence_has_values_and_no_interval():
     rows += quality_rows({0: Sums(*np.full((4, 1), 0.5))}, {0: {}})
     read = {metric: np.ones(6, np.float32) for metric in evaluation.METRICS}
     rows += evaluation.metric_rows({("mat", 0): read}, 4, groups=one)
-    assert all(row["value"] is not None and "low" not in row and NO_INTERVAL in row["note"] for row in rows)
+    assert all(
+        row["value"] is not None and "low" not in row and NO_INTERVAL in row["note"] for row in rows
+    )
 
 
 def test_calibration_on_one_sentence_says_what_it_lacks():
@@ -205,9 +236,14 @@ def test_an_infinite_divergence_leaves_the_other_figures():
 
 
 def test_equally_likely_tokens_are_noted():
-    read = {metric: np.ones(4, np.float32) for metric in evaluation.METRICS} | {"gap": np.array([0, 0.5, 0, 0.1])}
+    read = {metric: np.ones(4, np.float32) for metric in evaluation.METRICS} | {
+        "gap": np.array([0, 0.5, 0, 0.1])
+    }
     rows = {row["metric"]: row for row in evaluation.metric_rows({("mat", 0): read}, 4)}
-    assert "at 2 of 4 examples the two most likely tokens are equally so" in rows["precision@1"]["note"]
+    assert (
+        "at 2 of 4 examples the two most likely tokens are equally so"
+        in rows["precision@1"]["note"]
+    )
 
 
 def test_equally_frequent_labels_are_averaged():
@@ -218,5 +254,10 @@ def test_equally_frequent_labels_are_averaged():
 
 
 def test_notes_are_printed_once():
-    rows = [{"value": None, "note": "a"}, {"value": None, "note": "a"}, {"value": 1, "note": "b"}, {"value": 2}]
+    rows = [
+        {"value": None, "note": "a"},
+        {"value": None, "note": "a"},
+        {"value": 1, "note": "b"},
+        {"value": 2},
+    ]
     assert format_notes(rows) == ["2 of 4 rows have no value: a", "b"]

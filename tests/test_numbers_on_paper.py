@@ -1,4 +1,6 @@
-"""Costs on paper, ratios of benchmarks, verdicts and shares, as numbers worked out by hand."""
+"""Costs on paper, ratios of benchmarks, verdicts and shares, as numbers worked out by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -19,9 +21,14 @@ CONFIG = models.config_from_hf({"model_type": "gpt2", **FIELDS})
 
 @pytest.mark.parametrize(("targets", "pairs"), [("final", 3), ("all", 6)])
 def test_operations_seconds_and_bytes(targets, pairs):
-    machine = cost.Machine("m", peak=1e9, peak_float64=1e6, memory=1, chips=4, share=0.5, factor_share=0.25)
-    found = cost.streaming_cost(CONFIG, N, machine, targets=targets, row_length=32, tokens_per_batch=256)
-    block = 2 * (4 * D * D + 2 * D * F) + 4 * D * 32  # projections, feed-forward, scores and weighted sums over a row
+    machine = cost.Machine(
+        "m", peak=1e9, peak_float64=1e6, memory=1, chips=4, share=0.5, factor_share=0.25
+    )
+    found = cost.streaming_cost(
+        CONFIG, N, machine, targets=targets, row_length=32, tokens_per_batch=256
+    )
+    # projections, feed-forward, scores and weighted sums over a row
+    block = 2 * (4 * D * D + 2 * D * F) + 4 * D * 32
     factors = L * (9 + 8 / 3) * D**3
     flops = {
         "capture": L * N * block,
@@ -59,7 +66,7 @@ def test_bytes_in_words():
     ]  # fmt: skip
 
 
-# --- benchmarks -------------------------------------------------------------------------------------------------------
+# --- benchmarks -----------------------------------------------------------------------------------
 
 
 def test_a_ratio_is_of_best_times_and_its_ends_of_turns():
@@ -67,19 +74,29 @@ def test_a_ratio_is_of_best_times_and_its_ends_of_turns():
     row = paired_row("part", taken, "rival", Goal(3.0), scale=2)
     assert row["value"] == 2 * 4.0 / 2.0
     assert (row["low"], row["high"], row["n"]) == (2 * 4.0 / 4.0, 2 * 9.0 / 3.0, 3)
-    assert (row["jmat"], row["other"], row["goal"], row["met"]) == ("2 s", "rival 8 s", ">= 3", True)
+    assert (row["jmat"], row["other"], row["goal"], row["met"]) == (
+        "2 s",
+        "rival 8 s",
+        ">= 3",
+        True,
+    )
     assert [r["value"] for r in seconds_rows("part", taken)] == [2.0, 4.0]
 
 
 @pytest.mark.parametrize(
     ("goal", "ratio", "met"),
-    [(Goal(2), 2, True), (Goal(2), 1.9, False), (Goal(2, at_most=True), 2, True), (Goal(2, at_most=True), 2.1, False)],
+    [
+        (Goal(2), 2, True),
+        (Goal(2), 1.9, False),
+        (Goal(2, at_most=True), 2, True),
+        (Goal(2, at_most=True), 2.1, False),
+    ],
 )
 def test_a_goal_that_is_just_reached_is_met(goal, ratio, met):
     assert ratio_row("part", "ratio", ratio, "a", "b", goal)["met"] is met
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def test_what_explains_a_difference():
@@ -106,7 +123,9 @@ def test_differences_are_in_units_of_what_is_expected():
 
 
 def test_shares_and_largest_difference_are_over_all_batches(gpt2, monkeypatch):
-    """The reference is the model itself but for one logit of a batch, and another most likely token in the other."""
+    """The reference is the model itself but for one logit of a batch, and another most
+    likely token in the other.
+    """
     batches = [
         PaddedTokens(np.array([[1, 2, 3]], np.int32), np.ones((1, 3), bool)),
         PaddedTokens(np.array([[4, 5, 6]], np.int32), np.array([[True, True, False]])),
@@ -128,7 +147,7 @@ def test_shares_and_largest_difference_are_over_all_batches(gpt2, monkeypatch):
     assert (found.verdict, found.first) == ("WRONG", "logits")
 
 
-# --- studies ----------------------------------------------------------------------------------------------------------
+# --- studies --------------------------------------------------------------------------------------
 
 
 def test_a_study_reports_the_rows_that_it_names():

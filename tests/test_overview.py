@@ -1,4 +1,6 @@
-"""All studies of one model on one page: their figures are those of the single studies, and a killed run goes on."""
+"""All studies of one model on one page: their figures are those of the single studies,
+and a killed run goes on.
+"""
 
 import dataclasses
 import html.parser
@@ -48,11 +50,15 @@ def few(gpt2_examples):
 
 @pytest.fixture(scope="module")
 def made(loaded, few, tmp_path_factory):
-    """A report of some studies, its folder, and how many sweeps over text read activations."""
+    """A report of some studies, its folder, and how many sweeps over text read
+    activations.
+    """
     folder, swept = tmp_path_factory.mktemp("report"), []
     with pytest.MonkeyPatch.context() as patch:
         plain = activations.sweep
-        patch.setattr(activations, "sweep", lambda *given, **how: swept.append(1) or plain(*given, **how))
+        patch.setattr(
+            activations, "sweep", lambda *given, **how: swept.append(1) or plain(*given, **how)
+        )
         report = overview.run(loaded[0], few, OPTIONS, tokenizer=loaded[1], folder=folder)
     report.save(folder)
     return report, folder, len(swept)
@@ -79,7 +85,10 @@ def test_figures_are_those_of_the_study_alone(made, loaded, few, name):
     content = json.loads((folder / "report.json").read_text("utf-8"))
     assert content["studies"][name]["rows"] == alone.rows
     assert content["model_hash"] == alone.model_hash
-    assert (content["text"]["fit"], content["text"]["eval"]) == (alone.text["fit"], alone.text["eval"])
+    assert (content["text"]["fit"], content["text"]["eval"]) == (
+        alone.text["fit"],
+        alone.text["eval"],
+    )
     assert (content["text"]["num_fit"], content["text"]["num_eval"]) == (90, 40)
     shape = {"name": model.name, "layers": 4, "width": model.config.width, "causal": True}
     assert content["model"] == shape
@@ -91,15 +100,21 @@ def test_figures_are_those_of_the_study_alone(made, loaded, few, name):
 @pytest.mark.slow
 def test_all_studies_have_the_figures_of_each_alone(loaded, few, monkeypatch):
     model, tokenizer = loaded
-    options = overview.Options(seed=3, intercept=True, protocol="jmat", remove=2, method=("map",), score="angular")
+    options = overview.Options(
+        seed=3, intercept=True, protocol="jmat", remove=2, method=("map",), score="angular"
+    )
     swept = []
     plain = activations.sweep
-    monkeypatch.setattr(activations, "sweep", lambda *given, **how: swept.append(1) or plain(*given, **how))
+    monkeypatch.setattr(
+        activations, "sweep", lambda *given, **how: swept.append(1) or plain(*given, **how)
+    )
     report = overview.run(model, few, options, tokenizer=tokenizer)
     assert (report.passes, len(swept)) == (2, 3)
     assert list(report.studies) == list(overview.STUDIES)
     settings = {"prune": {"remove": 2, "method": ("map",), "score": "angular"}}
-    settings |= {name: {"protocol": "jmat"} for name in ("layer_jump", "r2", "early_exit", "linearity")}
+    settings |= {
+        name: {"protocol": "jmat"} for name in ("layer_jump", "r2", "early_exit", "linearity")
+    }
     for name, module in overview.STUDIES.items():
         chosen = module.Options(seed=3, intercept=True, **settings.get(name, {}))
         given = (None,) if name == "peek" else (few,)
@@ -121,7 +136,9 @@ def test_shared_activations_are_read_once_and_cannot_be_changed(gpt2, few, loade
     assert list(again) == ["embed", "block.1"]
     assert again["embed"] is once["embed"]
     assert shared.passes == 1
-    np.testing.assert_array_equal(once["block.1"], activations.capture(gpt2, few.eval, "block.1")["block.1"])
+    np.testing.assert_array_equal(
+        once["block.1"], activations.capture(gpt2, few.eval, "block.1")["block.1"]
+    )
     with pytest.raises(ValueError, match="read-only"):
         once["embed"][0] = 0
     other = shared.read(few.fit, ["embed"])["embed"]
@@ -142,12 +159,16 @@ def test_a_run_goes_on_with_what_is_there(made, loaded, few, monkeypatch):
     report, _, _ = made
     ran = []
     for module in (layer_jump, r2, peek):
-        monkeypatch.setattr(module, "run", lambda *_, **__: ran.append(1) or pytest.fail("was run again"))
+        monkeypatch.setattr(
+            module, "run", lambda *_, **__: ran.append(1) or pytest.fail("was run again")
+        )
     kept = again(made, loaded, few)
     assert all(done.read_back for done in kept.studies.values())
     for name, done in kept.studies.items():
         before = json.loads(json.dumps(report.studies[name].rows))
-        assert (done.rows, done.seconds, done.figures) == (before, *report.studies[name][2:5:2]), name
+        assert (done.rows, done.seconds, done.figures) == (before, *report.studies[name][2:5:2]), (
+            name
+        )
     assert "in an earlier run" in kept.table()
     assert kept.page().count("<img") == 2
     assert kept.page().count('class="tokens"') == report.page().count('class="tokens"') == 6
@@ -172,7 +193,9 @@ def test_results_of_another_run_are_not_read_back(made, few, tmp_path, change, m
         monkeypatch.setattr(finished, "package_version", lambda name: "9.9")
     elif change == "rows":
         content = (tmp_path / "results.json").read_text("utf-8")
-        (tmp_path / "results.json").write_text(content.replace('"layer": 1', '"layer": 2', 1), "utf-8")
+        (tmp_path / "results.json").write_text(
+            content.replace('"layer": 1', '"layer": 2', 1), "utf-8"
+        )
     else:
         (tmp_path / "page.json").unlink()
     assert finished.read(tmp_path, expected) is None
@@ -201,22 +224,43 @@ def test_a_setting_is_refused_before_any_work(loaded, few):
 
 def test_every_study_gets_the_settings_of_its_names_and_snapshots_of_its_own(tmp_path):
     """Each setting has another value than its default."""
-    given = {"seed": 5, "intercept": True, "tokens_per_batch": 99, "protocol": "jmat", "skip_first": 3}
-    given |= {"skip_special": True, "snapshot_every": 7.0, "method": ("merge",), "remove": 2, "score": "angular"}
+    given = {
+        "seed": 5,
+        "intercept": True,
+        "tokens_per_batch": 99,
+        "protocol": "jmat",
+        "skip_first": 3,
+    }
+    given |= {
+        "skip_special": True,
+        "snapshot_every": 7.0,
+        "method": ("merge",),
+        "remove": 2,
+        "score": "angular",
+    }
     options = overview.Options(snapshot_folder=tmp_path, **given)
     for name, module in overview.STUDIES.items():
         found = vars(study._settings(name, options, 8))
         own = {field.name for field in dataclasses.fields(module.Options)}
-        assert {each: found[each] for each in given if each in own} == {k: v for k, v in given.items() if k in own}
-        assert found.get("snapshot_folder") == (tmp_path / name if "snapshot_folder" in own else None)
-        others = {each: value for each, value in found.items() if each not in {*given, "snapshot_folder"}}
+        assert {each: found[each] for each in given if each in own} == {
+            k: v for k, v in given.items() if k in own
+        }
+        assert found.get("snapshot_folder") == (
+            tmp_path / name if "snapshot_folder" in own else None
+        )
+        others = {
+            each: value for each, value in found.items() if each not in {*given, "snapshot_folder"}
+        }
         assert others == {each: getattr(module.Options(), each) for each in others}
 
 
 def test_of_a_deep_model_parts_are_replaced_at_ten_layers():
     """The time of submodule_ablation at all layers would grow with their square."""
     name = "submodule_ablation"
-    layers = {count: study._settings(name, overview.Options(), count).layers for count in (1, 9, 10, 12, 30)}
+    layers = {
+        count: study._settings(name, overview.Options(), count).layers
+        for count in (1, 9, 10, 12, 30)
+    }
     assert layers == {
         1: (),
         9: (),
@@ -248,7 +292,7 @@ def test_a_model_without_tokenizer_leaves_studies_out(loaded, few, made):
     assert report.skipped["prune"] == "it was not asked for"
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def figure(value, width=0.01, **fields):
@@ -256,7 +300,9 @@ def figure(value, width=0.01, **fields):
 
 
 def evidence(**changes):
-    """Figures of a model of two blocks for which every claim that is tested holds; `changes` are values to take."""
+    """Figures of a model of two blocks for which every claim that is tested holds;
+    `changes` are values to take.
+    """
     value = {
         "mat": 0.8, "id": 0.4, "r2": 0.9, "saved": 0.1, "attn": 0.9, "step": 0.995, "without": 0.5, "norm": 0.3,
         "mapped": 51.0, "kl": 0.1, "distil": 0.05,
@@ -266,26 +312,51 @@ def evidence(**changes):
         figure(value[kind], map=kind, layer=layer, target=2, metric=metric)
         for kind in ("mat", "id") for layer in range(2) for metric in metrics
     ]  # fmt: skip
-    jump += [figure(1.0, map=kind, layer=2, target=2, metric=metric) for kind in ("mat", "id") for metric in metrics]
+    jump += [
+        figure(1.0, map=kind, layer=2, target=2, metric=metric)
+        for kind in ("mat", "id")
+        for metric in metrics
+    ]
     pairs = [(0, 1), (0, 2), (1, 2)]
     explained = [
         figure(value["r2"] if kind == "mat" else 0.6, map=kind, layer=i, target=j, metric="r2")
         for kind in ("mat", "id") for i, j in pairs
     ]  # fmt: skip
     saved = {"mat": 0.3, "id": 0.2, "mat - id": value["saved"]}
-    exits = [figure(v, map=k, confidence="gap", metric="layers_saved@0.95") for k, v in saved.items()]
+    exits = [
+        figure(v, map=k, confidence="gap", metric="layers_saved@0.95") for k, v in saved.items()
+    ]
     parts = {"mat_attn": value["attn"], "mat_ffn": 0.8, "mat_ln1_ln2": 0.7}
-    replaced = [figure(v, map=k, layer=l, target=2, metric="precision@1") for k, v in parts.items() for l in range(2)]
-    steps = {"linearity": value["step"], "linearity_held_out": 0.98, "contribution_norm": value["norm"]}
+    replaced = [
+        figure(v, map=k, layer=l, target=2, metric="precision@1")
+        for k, v in parts.items()
+        for l in range(2)
+    ]
+    steps = {
+        "linearity": value["step"],
+        "linearity_held_out": 0.98,
+        "contribution_norm": value["norm"],
+    }
     steps |= {"linearity_without_residual_held_out": value["without"]}
-    linear = [figure(v, map="mat", layer=l, target=l + 1, metric=m) for m, v in steps.items() for l in range(2)]
+    linear = [
+        figure(v, map="mat", layer=l, target=l + 1, metric=m)
+        for m, v in steps.items()
+        for l in range(2)
+    ]
     kls = {"map": value["kl"], "delete": 0.2, "distil": value["distil"]}
     pruned = [figure(v, method=m, removed=k, blocks="1" if k else "", metric="kl")
               for m, last in kls.items() for k, v in enumerate((0.0, last))]  # fmt: skip
     pruned += [figure(v, method="map", removed=k, blocks="1" if k else "", metric="perplexity")
                for k, v in enumerate((50.0, value["mapped"]))]  # fmt: skip
-    rows = {"layer_jump": jump, "r2": explained, "early_exit": exits, "submodule_ablation": replaced}
-    return Evidence(rows | {"linearity": linear, "prune": pruned}, layers=2, causal=True, score="linearity")
+    rows = {
+        "layer_jump": jump,
+        "r2": explained,
+        "early_exit": exits,
+        "submodule_ablation": replaced,
+    }
+    return Evidence(
+        rows | {"linearity": linear, "prune": pruned}, layers=2, causal=True, score="linearity"
+    )
 
 
 def by_statement(seen):
@@ -330,7 +401,9 @@ def test_masked_models_and_other_orders_have_their_own_rules():
     masked = by_statement(evidence(mat=0.58)._replace(causal=False))
     assert masked["The advantage of the map is large."].verdict == "holds"
     assert (
-        by_statement(evidence(mat=0.56)._replace(causal=False))["The advantage of the map is large."].verdict
+        by_statement(evidence(mat=0.56)._replace(causal=False))[
+            "The advantage of the map is large."
+        ].verdict
         == "does not hold"
     )
     assert masked["Early layers already hold much of the prediction."].verdict == "not tested"
@@ -340,7 +413,10 @@ def test_masked_models_and_other_orders_have_their_own_rules():
     seen = evidence()
     seen.rows["prune"][3]["blocks"] = "0"
     assert (
-        by_statement(seen)["A linear map in the place of a block loses less than removal does."].verdict == "not tested"
+        by_statement(seen)[
+            "A linear map in the place of a block loses less than removal does."
+        ].verdict
+        == "not tested"
     )
 
 
@@ -353,7 +429,7 @@ def test_figures_without_value_or_interval_decide_nothing():
     assert by_statement(seen)[CLAIMS[0].statement].figures.startswith("There are no intervals")
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 class Elements(html.parser.HTMLParser):
@@ -391,8 +467,15 @@ def test_the_page_needs_nothing_else_and_has_a_plan(made):
     assert all("scope" in each for each in elements.of("th"))
     assert content.count('class="badge') == 3 + len(CLAIMS)
     read = read_results(folder / "layer_jump")
-    (row,) = (row for row in read["rows"] if (row["map"], row["layer"], row["metric"]) == ("mat", 1, "precision@1"))
-    assert f"<td>{row['value']:.3f}<small>{row['low']:.3f} to {row['high']:.3f}</small></td>" in content
+    (row,) = (
+        row
+        for row in read["rows"]
+        if (row["map"], row["layer"], row["metric"]) == ("mat", 1, "precision@1")
+    )
+    assert (
+        f"<td>{row['value']:.3f}<small>{row['low']:.3f} to {row['high']:.3f}</small></td>"
+        in content
+    )
     for fingerprint in (read["model_hash"], read["text"]["fit"], read["text"]["eval"]):
         assert f"<dd>{fingerprint}</dd>" in content
 
@@ -405,7 +488,9 @@ def test_numbers_are_for_people():
 def test_names_and_texts_are_escaped(made):
     report = made[0]
     wrong = "<img src=x onerror=alert(1)>"
-    changed = dataclasses.replace(report, model={**report.model, "name": wrong}, skipped={"prune": wrong})
+    changed = dataclasses.replace(
+        report, model={**report.model, "name": wrong}, skipped={"prune": wrong}
+    )
     content = changed.page()
     assert wrong not in content
     assert content.count("&lt;img src=x onerror=alert(1)&gt;") == 4
@@ -413,7 +498,9 @@ def test_names_and_texts_are_escaped(made):
 
 def luminance(colour):
     parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -421,12 +508,21 @@ def test_colours_have_the_contrast_that_reading_takes(made):
     """WCAG 2.2, AA: 4.5 to 1, in light, in dark and on paper."""
     palettes = re.findall(r":root \{(.*?)\}", made[0].page(), re.DOTALL)
     assert len(palettes) == 3
-    pairs = [("ink", "page"), ("ink", "card"), ("soft", "page"), ("soft", "card"), ("link", "page"), ("ink", "hot")]
+    pairs = [
+        ("ink", "page"),
+        ("ink", "card"),
+        ("soft", "page"),
+        ("soft", "card"),
+        ("link", "page"),
+        ("ink", "hot"),
+    ]
     pairs += [(kind, f"{kind}-card") for kind in ("yes", "no", "open")]
     for palette in palettes:
         colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", palette))
         for text, ground in pairs:
-            light, dark = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
+            light, dark = sorted(
+                (luminance(colours[text]), luminance(colours[ground])), reverse=True
+            )
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground, palette)
 
 
@@ -436,12 +532,14 @@ def test_a_notebook_shows_the_page(made):
 
 def test_a_page_of_no_study_says_why(loaded, few, made):
     content = made[0].content()
-    empty = page({**content, "studies": {}, "skipped": {}, "failures": {"r2": "too few sentences."}}, {})
+    empty = page(
+        {**content, "studies": {}, "skipped": {}, "failures": {"r2": "too few sentences."}}, {}
+    )
     assert "too few sentences." in empty
     assert "<img" not in empty
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

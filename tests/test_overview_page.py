@@ -1,4 +1,6 @@
-"""Every cell of the page of all studies is the figure of the row that its headings name; all words on it are right."""
+"""Every cell of the page of all studies is the figure of the row that its headings
+name; all words on it are right.
+"""
 
 import html.parser
 import itertools
@@ -21,14 +23,26 @@ def figure(**fields):
 
 def written(row):
     """A cell as people read it: value, and its interval below."""
-    value, low, high = (f"{row[key]:.3f}".replace("-", "\N{MINUS SIGN}") for key in ("value", "low", "high"))
+    value, low, high = (
+        f"{row[key]:.3f}".replace("-", "\N{MINUS SIGN}") for key in ("value", "low", "high")
+    )
     return f"{value}|{low} to {high}"
 
 
 METRICS = (*PRECISIONS, "surprisal", "kl", "perplexity", "recall@1")
-JUMP = [figure(map=m, layer=l, target=2, metric=metric) for m in TWO for l in range(3) for metric in METRICS]
+JUMP = [
+    figure(map=m, layer=l, target=2, metric=metric)
+    for m in TWO
+    for l in range(3)
+    for metric in METRICS
+]
 PAIRS = [(0, 1), (0, 2), (1, 2)]
-R2 = [figure(map=m, layer=i, target=j, metric=x) for m in TWO for i, j in PAIRS for x in ("r2", "r2_weighted")]
+R2 = [
+    figure(map=m, layer=i, target=j, metric=x)
+    for m in TWO
+    for i, j in PAIRS
+    for x in ("r2", "r2_weighted")
+]
 PARTS = [
     *(
         figure(map=m, layer=l, target=2, metric=metric)
@@ -51,7 +65,11 @@ EXIT = [
         for value in values
         for metric in CURVE
     ),
-    *(figure(map=m, confidence="gap_cheap", lambda_cheap=0.5, metric=metric) for m in TWO for metric in CURVE),
+    *(
+        figure(map=m, confidence="gap_cheap", lambda_cheap=0.5, metric=metric)
+        for m in TWO
+        for metric in CURVE
+    ),
     *(
         figure(map=m, confidence=c, metric=metric)
         for m in (*TWO, "mat - id")
@@ -66,7 +84,11 @@ EXIT = [
     ),
 ]
 SCORES = ("linearity", "linearity_without_residual")
-STEP = (*(s + end for s in SCORES for end in ("", "_adjusted", "_held_out")), "contribution_norm", "cosine")
+STEP = (
+    *(s + end for s in SCORES for end in ("", "_adjusted", "_held_out")),
+    "contribution_norm",
+    "cosine",
+)
 LINEARITY = [
     *(figure(map="mat", layer=i, target=j, metric=metric) for i, j in PAIRS for metric in STEP),
     *(
@@ -85,10 +107,18 @@ PRUNE = [
         for k, blocks in enumerate(("none", "1", "0-1"))
         for metric in COSTS
     ),
-    *(figure(metric="block_score", score=s, layer=i, target=i + 1) for s in ("kl", "angular") for i in range(2)),
+    *(
+        figure(metric="block_score", score=s, layer=i, target=i + 1)
+        for s in ("kl", "angular")
+        for i in range(2)
+    ),
 ]
 PROBE = [
-    *(figure(map=kind, layer=layer, metric="accuracy") for kind in ("ridge", "logistic") for layer in range(3)),
+    *(
+        figure(map=kind, layer=layer, metric="accuracy")
+        for kind in ("ridge", "logistic")
+        for layer in range(3)
+    ),
     figure(map="majority", metric="accuracy"),
 ]
 STUDIES = {
@@ -112,8 +142,16 @@ PEEK = {
             "tokens": ["One", " two"],
             "shown": 1,
             "predictions": {
-                "id": [[[["a", 0.25]], [["b", 0.0004]]], [[["x", 0.5]], [["b", 0.06]]], [[["x", 1.0]], [["y", 0.16]]]],
-                "mat": [[[["x", 0.3]], [["y", 0.2]]], [[["z", 0.1]], [["q", 0.4]]], [[["x", 1.0]], [["y", 0.16]]]],
+                "id": [
+                    [[["a", 0.25]], [["b", 0.0004]]],
+                    [[["x", 0.5]], [["b", 0.06]]],
+                    [[["x", 1.0]], [["y", 0.16]]],
+                ],
+                "mat": [
+                    [[["x", 0.3]], [["y", 0.2]]],
+                    [[["z", 0.1]], [["q", 0.4]]],
+                    [[["x", 1.0]], [["y", 0.16]]],
+                ],
             },
         }
     ],
@@ -152,7 +190,9 @@ FIGURES = {
 
 
 class Page(html.parser.HTMLParser):
-    """The tables by section and caption: their headings, and cell by row and column heading."""
+    """The tables by section and caption: their headings, and cell by row and column
+    heading.
+    """
 
     def __init__(self, content):
         super().__init__()
@@ -189,7 +229,9 @@ class Page(html.parser.HTMLParser):
         elif tag == "th" and self._cell.get("scope") == "row":
             self._down = self.text
         elif tag == "th":
-            self._row.append((self.text, int(self._cell.get("colspan", 1)), "rowspan" in self._cell))
+            self._row.append(
+                (self.text, int(self._cell.get("colspan", 1)), "rowspan" in self._cell)
+            )
         elif tag == "td":
             self._row.append((self.text, self._given))
         elif tag == "tr" and self._row and len(self._row[0]) == 3:
@@ -261,12 +303,16 @@ def by_layer(rows, metrics, names=MAPS):
 
 def at_steps(metrics):
     steps = [row for row in LINEARITY if row["map"] == "mat" and row["target"] == row["layer"] + 1]
-    return {(str(row["layer"]), WORDS[row["metric"]]): row for row in steps if row["metric"] in metrics}
+    return {
+        (str(row["layer"]), WORDS[row["metric"]]): row for row in steps if row["metric"] in metrics
+    }
 
 
 def parts(rows, metric):
     return {
-        (str(row["layer"]), PART[row["map"]]): row for row in rows if row["map"] in PART and row["metric"] == metric
+        (str(row["layer"]), PART[row["map"]]): row
+        for row in rows
+        if row["map"] in PART and row["metric"] == metric
     }
 
 
@@ -276,7 +322,9 @@ def exits(**wanted):
 
 # Section and caption → heading of the line and of the columns → row.
 TABLES = {
-    ("layer_jump", "Predictions by layer, with 95 % intervals"): by_layer(JUMP, (*PRECISIONS, "surprisal")),
+    ("layer_jump", "Predictions by layer, with 95 % intervals"): by_layer(
+        JUMP, (*PRECISIONS, "surprisal")
+    ),
     **{
         ("r2", f"Held-out R² of the {words}: from layer (down) to layer (across)"): {
             (str(row["layer"]), "R²", str(row["target"])): row
@@ -301,15 +349,20 @@ TABLES = {
         and row["metric"] in ("layers", "precision@1", "flops_ratio", "flops_ratio_token")
     },
     ("early_exit", "Measured time against the full pass"): {
-        (f"{row['check']}, batch of {row['batch']}", "time / full pass"): row for row in exits(metric="time_ratio")
+        (f"{row['check']}, batch of {row['batch']}", "time / full pass"): row
+        for row in exits(metric="time_ratio")
     },
     ("linearity", "Linearity of the step from a layer to the next"): at_steps(
         (*STEP[:3], "linearity_without_residual", "linearity_without_residual_held_out")
     ),
     ("linearity", "What a block does to the stream"): at_steps(("contribution_norm", "cosine")),
-    ("linearity", "Linearity of each part, held out, by block"): parts(LINEARITY, "linearity_held_out"),
+    ("linearity", "Linearity of each part, held out, by block"): parts(
+        LINEARITY, "linearity_held_out"
+    ),
     ("prune", "Pruned models, by the blocks that are removed"): {
-        (row["blocks"], WORDS[row["metric"]], METHODS[row["method"]]): row for row in PRUNE if "blocks" in row
+        (row["blocks"], WORDS[row["metric"]], METHODS[row["method"]]): row
+        for row in PRUNE
+        if "blocks" in row
     },
     ("prune", "Scores of every block of the whole model"): {
         (str(row["layer"]), {"kl": "KL (nats)", "angular": "angle"}[row["score"]]): row
@@ -317,7 +370,10 @@ TABLES = {
         if row["metric"] == "block_score"
     },
     ("probe", "Accuracy of the probe, by layer"): {
-        (str(row["layer"]), {"ridge": "ridge classifier", "logistic": "logistic regression"}[row["map"]]): row
+        (
+            str(row["layer"]),
+            {"ridge": "ridge classifier", "logistic": "logistic regression"}[row["map"]],
+        ): row
         for row in PROBE
         if "layer" in row
     },
@@ -336,16 +392,26 @@ def test_there_are_no_other_tables(shown):
 
 
 def test_columns_come_in_the_order_of_the_metrics(shown):
-    columns = list(dict.fromkeys(place[1] for place in shown.tables["layer_jump", next(iter(TABLES))[1]]))
+    columns = list(
+        dict.fromkeys(place[1] for place in shown.tables["layer_jump", next(iter(TABLES))[1]])
+    )
     assert columns == ["precision@1", "precision@5", "precision@10", "surprisal (nats)"]
-    lines = list(dict.fromkeys(place[0] for place in shown.tables["early_exit", "The paper's rule, by its threshold"]))
+    lines = list(
+        dict.fromkeys(
+            place[0] for place in shown.tables["early_exit", "The paper's rule, by its threshold"]
+        )
+    )
     assert lines == ["\N{MINUS SIGN}1.112", "0.5"]
 
 
 def test_figures_without_value_or_interval_say_so():
     rows = [figure(map="mat", layer=0, metric="accuracy") | {"value": None, "note": "too few"}]
-    rows += [{"map": "mat", "layer": 1, "metric": "accuracy", "value": 0.25, "n": 9, "note": "too few"}]
-    made = page({**CONTENT, "studies": {"probe": {**CONTENT["studies"]["probe"], "rows": rows}}}, {})
+    rows += [
+        {"map": "mat", "layer": 1, "metric": "accuracy", "value": 0.25, "n": 9, "note": "too few"}
+    ]
+    made = page(
+        {**CONTENT, "studies": {"probe": {**CONTENT["studies"]["probe"], "rows": rows}}}, {}
+    )
     cells = Page(made).tables["probe", "Accuracy of the probe, by layer"]
     assert [text for text, _ in cells.values()] == ["–", "0.250"]
     assert "1 of 2 rows (mat from layer 0) have no value: too few" in made
@@ -353,10 +419,21 @@ def test_figures_without_value_or_interval_say_so():
 
 @pytest.mark.parametrize("kind", TWO)
 def test_tokens_are_shown_with_their_probabilities_and_what_the_full_model_says_too(shown, kind):
-    words = {"id": "the layer's stream, read directly", "mat": "the same through a linear map to the final layer"}
+    words = {
+        "id": "the layer's stream, read directly",
+        "mat": "the same through a linear map to the final layer",
+    }
     cells = shown.tables["peek", f"{kind}: {words[kind]}"]
     read = PEEK["sentences"][0]["predictions"][kind]
-    said = {0.25: "25 %", 0.0004: "< 0.1 %", 0.5: "50 %", 0.06: "6.0 %", 1.0: "100 %", 0.16: "16 %", 0.3: "30 %"}
+    said = {
+        0.25: "25 %",
+        0.0004: "< 0.1 %",
+        0.5: "50 %",
+        0.06: "6.0 %",
+        1.0: "100 %",
+        0.16: "16 %",
+        0.3: "30 %",
+    }
     said |= {0.2: "20 %", 0.1: "10 %", 0.4: "40 %"}
     assert list(dict.fromkeys(place[0] for place in cells)) == ["2|full", "1", "0|embed"]
     for label, layer in (("0|embed", 0), ("1", 1), ("2|full", 2)):
@@ -365,7 +442,9 @@ def test_tokens_are_shown_with_their_probabilities_and_what_the_full_model_says_
             text, given = cells[label, token]
             assert (text, given["title"]) == (top, said[probability])
             assert (given.get("class") == "same") == (top == ("x", "y")[position])
-            assert float(given["style"].removeprefix("--p:")) == pytest.approx(probability**0.5, abs=6e-4)
+            assert float(given["style"].removeprefix("--p:")) == pytest.approx(
+                probability**0.5, abs=6e-4
+            )
 
 
 def test_what_was_read_and_made_is_told(shown, content):
@@ -382,21 +461,30 @@ def test_what_was_read_and_made_is_told(shown, content):
         "devices": "2 x cpu, 1 x gpu",
     }
     assert (
-        "A causal model of 7 blocks, 24 wide. Maps were fitted at 1,200 positions of mails.txt and evaluated at 340 of"
-        " other sentences." in content
+        "A causal model of 7 blocks, 24 wide. Maps were fitted at 1,200 positions of mails.txt and "
+        "evaluated at 340 of other sentences." in content
     )
     cells = {caption: {place[0]: text for place, (text, _) in table.items()}
              for (_, caption), table in shown.tables.items()}  # fmt: skip
     assert cells["Versions"] == {"jmat": "9.1", "python": "3.11.7"}
     assert cells["Settings"] == {"seed": "5", "method": "delete, map", "skip_first": "–"}
     taken = {name: f"{10 * k + 0.25:.1f} s" for k, name in enumerate(STUDIES, 1)}
-    assert cells["How long the studies took"] == taken | {"r2": "20.2 s, in an earlier run", "all": "362 s"}
+    assert cells["How long the studies took"] == taken | {
+        "r2": "20.2 s, in an earlier run",
+        "all": "362 s",
+    }
 
 
 def test_every_study_says_how_many_rows_and_examples_it_has(content):
     rows = [{**row, "n": 1000 + row["layer"]} for row in JUMP]
-    made = page({**CONTENT, "studies": {"layer_jump": {**CONTENT["studies"]["layer_jump"], "rows": rows}}}, {})
-    assert "Study layer_jump: 42 rows. n = 1,000 to 1,002. Intervals are 95 % bootstraps over sentences." in made
+    made = page(
+        {**CONTENT, "studies": {"layer_jump": {**CONTENT["studies"]["layer_jump"], "rows": rows}}},
+        {},
+    )
+    assert (
+        "Study layer_jump: 42 rows. n = 1,000 to 1,002. Intervals are 95 % bootstraps over "
+        "sentences." in made
+    )
     assert f"Study prune: {len(PRUNE)} rows. n = 40. Intervals" in content
     assert "Study peek: 1 rows. n = 1.<" in content
     assert f"<p>The most frequent label is right at {PROBE[-1]['value']:.3f}.</p>" in content
@@ -404,7 +492,9 @@ def test_every_study_says_how_many_rows_and_examples_it_has(content):
 
 def test_claims_stand_under_their_papers_with_their_verdicts(content):
     before = content.partition('id="layer_jump"')[0]
-    order = re.findall(r"<h3>(\w+)</h3>|badge (\w+)\">([^<]+)<|<b>claim (\d)</b>|<dd>([^<]+)</dd>", before)
+    order = re.findall(
+        r"<h3>(\w+)</h3>|badge (\w+)\">([^<]+)<|<b>claim (\d)</b>|<dd>([^<]+)</dd>", before
+    )
     words = ["".join(found) for found in order]
     assert words[:3] == ["yesholds: 2", "nodoes not hold: 1", "opennot tested: 1"]
     assert words[3:] == [
@@ -418,7 +508,8 @@ def test_claims_stand_under_their_papers_with_their_verdicts(content):
 
 def test_figures_have_their_own_words_size_and_colours(content):
     found = re.findall(
-        r'<figure(.*?) style="--width:(\d+)px">.*?aria-label="Figure: (.*?)".*?<figcaption>(.*?)</figcaption>', content
+        r'<figure(.*?) style="--width:(\d+)px">.*?aria-label="Figure: (.*?)".*?<figcaption>(.*?)</figcaption>',
+        content,
     )
     assert [(kind.strip(), int(width)) for kind, width, *_ in found] == [
         ("class=lines", 106), ("", 1056), ("class=lines", 528), ("class=lines", 528), ("", 528)
@@ -437,7 +528,9 @@ def test_figures_have_their_own_words_size_and_colours(content):
 
 
 def test_studies_that_are_missing_are_listed_with_their_reasons():
-    made = page({**CONTENT, "skipped": {"probe": "no tokenizer"}, "failures": {"prune": "it diverged"}}, {})
+    made = page(
+        {**CONTENT, "skipped": {"probe": "no tokenizer"}, "failures": {"prune": "it diverged"}}, {}
+    )
     listed = re.findall(r"<li>([^<]* \((?:probe|prune)\)[^<]*)</li>", made)
     assert listed == [
         "What a linear probe reads off each layer (probe): no tokenizer", "Which blocks can go (prune): it diverged"

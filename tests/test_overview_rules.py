@@ -1,4 +1,6 @@
-"""Every claim is decided by all of its figures, at its published bounds, and says the figures that decide it."""
+"""Every claim is decided by all of its figures, at its published bounds, and says the
+figures that decide it.
+"""
 
 import pytest
 
@@ -34,14 +36,23 @@ def evidence(**changes):
     """Figures of which no two are equal; `changes` are lists that take their places."""
     jump = [
         row(value, map=kind, layer=layer, target=L, metric=metric)
-        for kind, of in (("mat", MAT | changes.get("mat", {})), ("id", dict.fromkeys(METRICS, LENS)))
+        for kind, of in (
+            ("mat", MAT | changes.get("mat", {})),
+            ("id", dict.fromkeys(METRICS, LENS)),
+        )
         for metric in METRICS
         for layer, value in enumerate(of[metric])
     ]
     jump += [row(9.0, map="mat", layer=0, target=L, metric="surprisal")]
-    r2 = [row(0.5 + 0.04 * k, map="mat", layer=i, target=j, metric="r2") for k, (i, j) in enumerate(PAIRS)]
+    r2 = [
+        row(0.5 + 0.04 * k, map="mat", layer=i, target=j, metric="r2")
+        for k, (i, j) in enumerate(PAIRS)
+    ]
     worse = changes.get("identity", [0.45 - 0.05 * k for k in range(len(PAIRS))])
-    r2 += [row(v, map="id", layer=i, target=j, metric="r2") for v, (i, j) in zip(worse, PAIRS, strict=True)]
+    r2 += [
+        row(v, map="id", layer=i, target=j, metric="r2")
+        for v, (i, j) in zip(worse, PAIRS, strict=True)
+    ]
     r2 += [row(0.99, map="id", layer=0, target=1, metric="r2_weighted")]
     saved = {"mat": 0.31, "id": 0.27, "mat - id": 0.041} | changes.get("saved", {})
     exits = [
@@ -70,13 +81,22 @@ def evidence(**changes):
         for (method, metric), values in (PRUNED | changes.get("pruned", {})).items()
         for k, value in enumerate(values)
     ]
-    rows = {"layer_jump": jump, "r2": r2, "early_exit": exits, "submodule_ablation": replaced, "linearity": linear}
+    rows = {
+        "layer_jump": jump,
+        "r2": r2,
+        "early_exit": exits,
+        "submodule_ablation": replaced,
+        "linearity": linear,
+    }
     return Evidence(rows | {"prune": pruned}, L, True, "linearity")
 
 
 def decided(seen):
     """Verdict and figures by the first words of each claim."""
-    return {" ".join(each.statement.split()[:5]): (each.verdict, each.figures) for each in verdicts(seen)}
+    return {
+        " ".join(each.statement.split()[:5]): (each.verdict, each.figures)
+        for each in verdicts(seen)
+    }
 
 
 SAID = {
@@ -118,7 +138,8 @@ BOUNDS = [
     ("A linear map reads the", {"mat": ramp("precision@1", 3, 0.44)}, False),
     ("The advantage of the map", {"mat": ramp("precision@1", 1, 0.429)}, False),
     ("The advantage of the map", {"mat": ramp("precision@1", 1, 0.43001)}, True),
-    # The lowest published figures count as reached; the embedding and the second half do not matter.
+    # The lowest published figures count as reached; the embedding and the second half do not
+    # matter.
     ("Early layers already hold much", {"mat": ramp("precision@1", 1, 0.28)}, True),
     ("Early layers already hold much", {"mat": ramp("precision@1", 2, 0.279)}, False),
     ("Early layers already hold much", {"mat": ramp("precision@5", 2, 0.52)}, True),
@@ -158,17 +179,28 @@ def test_claims_hold_up_to_their_bounds(claim, changes, holds):
 @pytest.mark.parametrize(("mean", "verdict"), [(17.0, "does not hold"), (17.1, "holds")])
 def test_masked_models_have_their_own_published_advantage(mean, verdict):
     figures = [value + mean / 100 for value in LENS]
-    seen = evidence(mat={"precision@1": [*figures[:2], figures[2] + 0.01, figures[3] - 0.0100001, 1.0]})
+    seen = evidence(
+        mat={"precision@1": [*figures[:2], figures[2] + 0.01, figures[3] - 0.0100001, 1.0]}
+    )
     assert decided(seen._replace(causal=False))["The advantage of the map"][0] == verdict
 
 
-@pytest.mark.parametrize("study", ["layer_jump", "r2", "early_exit", "submodule_ablation", "linearity", "prune"])
+@pytest.mark.parametrize(
+    "study", ["layer_jump", "r2", "early_exit", "submodule_ablation", "linearity", "prune"]
+)
 def test_a_claim_without_its_study_is_not_tested_and_all_others_are(study):
     seen = evidence()
     lacking = seen._replace(rows={name: rows for name, rows in seen.rows.items() if name != study})
     before, after = decided(seen), decided(lacking)
     changed = [claim for claim in before if before[claim] != after[claim]]
-    counts = {"layer_jump": 3, "r2": 1, "early_exit": 1, "submodule_ablation": 1, "linearity": 3, "prune": 3}
+    counts = {
+        "layer_jump": 3,
+        "r2": 1,
+        "early_exit": 1,
+        "submodule_ablation": 1,
+        "linearity": 3,
+        "prune": 3,
+    }
     assert len(changed) == counts[study]
     assert {after[claim][0] for claim in changed} == {"not tested"}
 

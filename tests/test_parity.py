@@ -11,12 +11,16 @@ from tests import families, hf
 
 
 def compare(model, torch_model, batch):
-    """Asserts that all sites agree at real tokens, to 1e-5 of a site's scale (logits 1e-4). Returns the sites."""
+    """Asserts that all sites agree at real tokens, to 1e-5 of a site's scale (logits
+    1e-4). Returns the sites.
+    """
     given = (batch.tokens, batch.mask, batch.positions, batch.type_ids)
     theirs = run_reference(torch_model, *given, patterns=True)
     scores = [f"block.{i}.attn.scores" for i in range(model.config.layers)]
     with jax.default_matmul_precision("highest"):
-        x, ours = jmat.run(model, batch.tokens, mask=batch.mask, type_ids=batch.type_ids, keep=(*theirs, *scores))
+        x, ours = jmat.run(
+            model, batch.tokens, mask=batch.mask, type_ids=batch.type_ids, keep=(*theirs, *scores)
+        )
     patterns = [site for site in theirs if site.endswith(".pattern")]
     for site, expected in theirs.items():
         real = expected[batch.mask]
@@ -32,7 +36,9 @@ def compare(model, torch_model, batch):
 
 
 def check_scores(scores, pattern, mask):
-    """Asserts that the pattern, which agrees with transformers', is the softmax of the scores that count."""
+    """Asserts that the pattern, which agrees with transformers', is the softmax of the
+    scores that count.
+    """
     looked_at = pattern > 0
     exponents = np.where(looked_at, scores.astype(np.float64), -np.inf)
     weights = np.exp(exponents - exponents.max(-1, keepdims=True))
@@ -48,17 +54,27 @@ def test_every_site_matches_transformers(case, tmp_path):
     model, tokenizer = jmat.load(hf.save(torch_model, tmp_path))
     assert tokenizer is None
     compared = compare(model, torch_model, hf.batch(case))
-    readable = [name for name in sites.readable(model.config.layers, model.config.heads) if ".head." not in name]
+    readable = [
+        name
+        for name in sites.readable(model.config.layers, model.config.heads)
+        if ".head." not in name
+    ]
     assert compared == {name for name in readable if not name.endswith(case.hidden)}
 
 
-@pytest.mark.parametrize("case", [hf.gpt2("positions"), hf.bert("positions")], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [hf.gpt2("positions"), hf.bert("positions")], ids=lambda case: case.name
+)
 def test_given_positions_are_used(case, tmp_path):
     torch_model = hf.make(case)
     model, _ = jmat.load(hf.save(torch_model, tmp_path))
     batch = hf.batch(case)
     # Rising by 1: transformers takes a step back for the beginning of another text.
-    positions = np.broadcast_to(np.arange(batch.tokens.shape[1], dtype=np.int32) + 2, batch.tokens.shape).copy()
+    positions = np.broadcast_to(
+        np.arange(batch.tokens.shape[1], dtype=np.int32) + 2, batch.tokens.shape
+    ).copy()
     expected = run_reference(torch_model, batch.tokens, None, positions, batch.type_ids)["logits"]
-    _, ours = jmat.run(model, batch.tokens, positions=positions, type_ids=batch.type_ids, keep=("logits",))
+    _, ours = jmat.run(
+        model, batch.tokens, positions=positions, type_ids=batch.type_ids, keep=("logits",)
+    )
     np.testing.assert_allclose(ours["logits"], expected, rtol=0, atol=1e-4)

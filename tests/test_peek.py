@@ -45,14 +45,17 @@ def read(name, sentences=SENTENCES, layers=None, top=5):
     L, D = model.config.layers, model.config.width
     masked = not model.config.causal
     split = peeking.all_positions(sentences, tokenizer, max_length=128, masked=masked)
-    acts = capture(model, mask_positions(split, tokenizer.mask_token_id if masked else None), stream_sites(L))
+    acts = capture(
+        model, mask_positions(split, tokenizer.mask_token_id if masked else None), stream_sites(L)
+    )
     streams = [acts[site] for site in stream_sites(L)]
     noise = np.random.default_rng(0).normal(size=(L, D, D)).astype(np.float32) / D
     layers = layers or range(L + 1)
     shortcuts = {
         "id": {layer: Identity() for layer in layers},
         "mat": {
-            layer: Linear(np.eye(D, dtype=np.float32) + noise[layer]) if layer < L else Identity() for layer in layers
+            layer: Linear(np.eye(D, dtype=np.float32) + noise[layer]) if layer < L else Identity()
+            for layer in layers
         },
     }
     found = peeking.peek(model, tokenizer, sentences, split, streams, shortcuts, name=name, top=top)
@@ -77,12 +80,20 @@ def hostile():
     def tops(shift):
         return [[[tokens[(i + shift) % len(tokens)], 0.5], ["x", 0.25]] for i in range(len(tokens))]
 
-    predictions = {kind: [tops(shift + k) for k in (0, 1, 0)] for kind, shift in (("id", 0), ("mat", 3))}
+    predictions = {
+        kind: [tops(shift + k) for k in (0, 1, 0)] for kind, shift in (("id", 0), ("mat", 3))
+    }
     sentence = {"text": "".join(tokens), "tokens": tokens, "shown": 0, "predictions": predictions}
-    return {"model": "<i>gpt2</i>", "task": "next", "blocks": 4, "layers": [0, 1, 4], "sentences": [sentence]}
+    return {
+        "model": "<i>gpt2</i>",
+        "task": "next",
+        "blocks": 4,
+        "layers": [0, 1, 4],
+        "sentences": [sentence],
+    }
 
 
-# --- predictions ------------------------------------------------------------------------------------------------------
+# --- predictions ----------------------------------------------------------------------------------
 
 
 def test_causal_predictions_are_the_models_own(gpt2):
@@ -90,12 +101,18 @@ def test_causal_predictions_are_the_models_own(gpt2):
     texts = peeking.TokenTexts(gpt2[2])
     for row, sentence in enumerate(found["sentences"]):
         start, length = split.starts[row], split.lengths[row]
-        full = run(model, split.tokens[None, start : start + length], keep=("logits",))[1]["logits"][0]
+        full = run(model, split.tokens[None, start : start + length], keep=("logits",))[1][
+            "logits"
+        ][0]
         assert len(sentence["tokens"]) == length
         for kind, maps in shortcuts.items():
-            for layer, by_position in zip(found["layers"], sentence["predictions"][kind], strict=True):
+            for layer, by_position in zip(
+                found["layers"], sentence["predictions"][kind], strict=True
+            ):
                 scores = (
-                    full if layer == 4 else logits(model, maps[layer](jnp.asarray(streams[layer][split.rows == row])))
+                    full
+                    if layer == 4
+                    else logits(model, maps[layer](jnp.asarray(streams[layer][split.rows == row])))
                 )
                 p = np.asarray(jax.nn.softmax(scores))
                 for position, top in enumerate(by_position):
@@ -110,10 +127,14 @@ def test_masked_positions_are_masked_in_turn(bert):
     tokens = split.tokens[: split.lengths[0]]
     assert found["layers"] == [0, 2, 3]
     for position in range(len(tokens)):
-        masked = np.where(np.arange(len(tokens)) == position, tokenizer.mask_token_id, tokens).astype(np.int32)
+        masked = np.where(
+            np.arange(len(tokens)) == position, tokenizer.mask_token_id, tokens
+        ).astype(np.int32)
         scores = run(model, masked[None], keep=("logits",))[1]["logits"][0, position]
         for kind in ("id", "mat"):
-            assert found["sentences"][0]["predictions"][kind][-1][position][0][0] == texts(int(scores.argmax()))
+            assert found["sentences"][0]["predictions"][kind][-1][position][0][0] == texts(
+                int(scores.argmax())
+            )
 
 
 def test_sentences_must_have_tokens_that_fit(gpt2):
@@ -129,7 +150,7 @@ def test_sentences_must_have_tokens_that_fit(gpt2):
         peeking.top_predictions(gpt2[1], Identity(), gpt2[4][0], 0)
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------------------
 
 
 def test_byte_level_tokens_are_named_by_their_bytes(gpt2):
@@ -173,7 +194,7 @@ def test_visible(token, seen):
     assert peeking.visible(token) == seen
 
 
-# --- results and the terminal -----------------------------------------------------------------------------------------
+# --- results and the terminal ---------------------------------------------------------------------
 
 
 def test_rows_hold_every_cell(gpt2):
@@ -181,7 +202,9 @@ def test_rows_hold_every_cell(gpt2):
     rows = peeking.peek_rows(found)
     assert len(rows) == sum(len(s["tokens"]) for s in found["sentences"]) * 2 * 5
     for row in rows:
-        top = found["sentences"][row["sentence"]]["predictions"][row["map"]][row["layer"]][row["position"]]
+        top = found["sentences"][row["sentence"]]["predictions"][row["map"]][row["layer"]][
+            row["position"]
+        ]
         assert [[row[f"top_{k}"], row[f"probability_{k}"]] for k in range(1, 6)] == top
         assert (row["value"] == 1) == (row["top_1"] == row["full"])
         assert row["value"] == 1 or row["layer"] < row["target"] == 4
@@ -189,21 +212,29 @@ def test_rows_hold_every_cell(gpt2):
 
 
 def test_terminal_shows_the_last_word_or_the_mask_layers_up(gpt2, bert):
-    assert [s["shown"] for s in gpt2[0]["sentences"]] == [len(s["tokens"]) - 1 for s in gpt2[0]["sentences"]]
+    assert [s["shown"] for s in gpt2[0]["sentences"]] == [
+        len(s["tokens"]) - 1 for s in gpt2[0]["sentences"]
+    ]
     first, second = bert[0]["sentences"]
     assert first["tokens"][first["shown"]] == "[MASK]"
     assert second["shown"] == len(second["tokens"]) - 2  # before [SEP]
     text = peeking.format_peek(bert[0], 0)
     assert f"position {first['shown']}, with '[MASK]' masked" in text
-    layers = [line.split()[0] for line in text.splitlines() if line.split() and line.split()[0].isdigit()]
+    layers = [
+        line.split()[0] for line in text.splitlines() if line.split() and line.split()[0].isdigit()
+    ]
     assert layers == ["3", "2", "0"]
     for kind in ("id", "mat"):
-        for k, line in zip((2, 1, 0), [line for line in text.splitlines() if line.strip()[:1].isdigit()], strict=True):
+        for k, line in zip(
+            (2, 1, 0),
+            [line for line in text.splitlines() if line.strip()[:1].isdigit()],
+            strict=True,
+        ):
             for token, _ in first["predictions"][kind][k][first["shown"]]:
                 assert peeking.visible(token) in line.split()
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 class Page(html.parser.HTMLParser):
@@ -254,8 +285,12 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
     for about, (head, *body) in read_back.tables:
         sentence = found["sentences"][int(about["data-sentence"])]
         by_layer = sentence["predictions"][about["data-map"]]
-        assert [cell["text"] for cell in head[1:]] == [peeking.visible(token) for token in sentence["tokens"]]
-        assert [int("".join(filter(str.isdigit, row[0]["text"]))) for row in body] == found["layers"][::-1]
+        assert [cell["text"] for cell in head[1:]] == [
+            peeking.visible(token) for token in sentence["tokens"]
+        ]
+        assert [int("".join(filter(str.isdigit, row[0]["text"]))) for row in body] == found[
+            "layers"
+        ][::-1]
         for row, tops in zip(body, reversed(by_layer), strict=True):
             for cell, top, full in zip(row[1:], tops, by_layer[-1], strict=True):
                 assert cell["text"] == peeking.visible(top[0][0])
@@ -265,7 +300,9 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
     data = json.loads(read_back.script[0])
     for shown, sentence in zip(data["sentences"], found["sentences"], strict=True):
         for kind, by_layer in sentence["predictions"].items():
-            named = [[[[peeking.visible(t), p] for t, p in top] for top in tops] for tops in by_layer]
+            named = [
+                [[[peeking.visible(t), p] for t, p in top] for top in tops] for tops in by_layer
+            ]
             assert shown["predictions"][kind] == named
 
 
@@ -274,7 +311,9 @@ def test_no_token_breaks_out_and_nothing_is_loaded(hostile):
     read_back = Page(text)
     assert len(read_back.script) == 2
     assert "x()" not in read_back.script[1]
-    assert json.loads(read_back.script[0])["sentences"][0]["tokens"] == [peeking.visible(token) for token in HOSTILE]
+    assert json.loads(read_back.script[0])["sentences"][0]["tokens"] == [
+        peeking.visible(token) for token in HOSTILE
+    ]
     assert not {"link", "img", "iframe", "b2", "object"} & set(read_back.tags)
     assert not {"src", "href", "onclick", "srcset"} & {name for name, _ in read_back.attributes}
     assert not any(part in text for part in ("http:", "https:", "url(", "@import"))
@@ -292,12 +331,14 @@ def test_tables_are_grids_that_the_keyboard_can_enter(gpt2):
         assert cells[0]["tabindex"] == "0"
 
 
-@pytest.mark.parametrize(("p", "text"), [(1.0, "100 %"), (0.123, "12 %"), (0.0123, "1.2 %"), (1e-9, "< 0.1 %")])
+@pytest.mark.parametrize(
+    ("p", "text"), [(1.0, "100 %"), (0.123, "12 %"), (0.0123, "1.2 %"), (1e-9, "< 0.1 %")]
+)
 def test_percent(p, text):
     assert percent(p) == text
 
 
-# --- the experiment ---------------------------------------------------------------------------------------------------
+# --- the experiment -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -310,10 +351,18 @@ def test_experiment_with_saved_maps(gpt2, tmp_path):
     ids = split.tokens[: split.lengths[0]]
     arrays = {"tokens": ids, "lengths": split.lengths[:1], "positions": np.zeros(1, np.int32)}
     np.savez(
-        tmp_path / "few.npz", **{f"{part}_{name}": value for part in ("fit", "eval") for name, value in arrays.items()}
+        tmp_path / "few.npz",
+        **{f"{part}_{name}": value for part in ("fit", "eval") for name, value in arrays.items()},
     )
-    common = [f"--model={REFERENCE}/gpt2", f"--examples={tmp_path}/few.npz", f"--maps={tmp_path}", f"--out={out}"]
-    printed, _ = scripts.run("peek", *common, "--layers=0,2", f"--sentences={SENTENCES[0]}", "--top=3")
+    common = [
+        f"--model={REFERENCE}/gpt2",
+        f"--examples={tmp_path}/few.npz",
+        f"--maps={tmp_path}",
+        f"--out={out}",
+    ]
+    printed, _ = scripts.run(
+        "peek", *common, "--layers=0,2", f"--sentences={SENTENCES[0]}", "--top=3"
+    )
     assert "peek.html" in printed
     found = json.loads((out / "peek.json").read_text("utf-8"))
     results = json.loads((out / "results.json").read_text("utf-8"))
@@ -322,7 +371,9 @@ def test_experiment_with_saved_maps(gpt2, tmp_path):
     for kind in ("id", "mat"):
         for k, layer in enumerate(found["layers"]):
             tokens = [[token for token, _ in top] for top in whole["predictions"][kind][k]]
-            assert tokens == [[token for token, _ in top[:3]] for top in expected["predictions"][kind][layer]]
+            assert tokens == [
+                [token for token, _ in top[:3]] for top in expected["predictions"][kind][layer]
+            ]
     assert results["rows"] == peeking.peek_rows(found)
     assert len(Page((out / "peek.html").read_text("utf-8")).tables) == 2
     _, said = scripts.run("peek", *common, "--layers=1", "--overwrite", code=1)

@@ -1,4 +1,6 @@
-"""Pieces of a text file: the draw of the public code of arXiv 2405.12250, and scripts that read them."""
+"""Pieces of a text file: the draw of the public code of arXiv 2405.12250, and scripts
+that read them.
+"""
 
 import random
 
@@ -15,9 +17,14 @@ from tests.test_reference import REFERENCE
 
 @pytest.fixture
 def file(tmp_path):
-    """2,005 characters: every five of them name their place; two lines in all, and a byte-order mark."""
+    """2,005 characters: every five of them name their place; two lines in all, and a
+    byte-order mark.
+    """
     path = tmp_path / "text.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + "".join(f"é{k:03d}\n" if k == 99 else f"é{k:03d} " for k in range(401)).encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + "".join(f"é{k:03d}\n" if k == 99 else f"é{k:03d} " for k in range(401)).encode()
+    )
     return path
 
 
@@ -38,9 +45,13 @@ def test_pieces_to_fit_on_are_those_of_the_public_code(file):
 
 
 def test_too_short_a_text_is_told(file, tmp_path):
-    with pytest.raises(ValueError, match=r"has 20 pieces of 100 characters, but num_fit=18 and num_eval=3"):
+    with pytest.raises(
+        ValueError, match=r"has 20 pieces of 100 characters, but num_fit=18 and num_eval=3"
+    ):
         draw_pieces(file, 100, 18, 3, 0)
-    with pytest.raises(ValueError, match=r"length=0, num_fit=1, num_eval=1: each must be at least 1"):
+    with pytest.raises(
+        ValueError, match=r"length=0, num_fit=1, num_eval=1: each must be at least 1"
+    ):
         draw_pieces(file, 0, 1, 1, 0)
     with pytest.raises(FileNotFoundError, match="no text file"):
         draw_pieces(tmp_path / "none.txt", 100, 1, 1, 0)
@@ -51,7 +62,9 @@ def test_linearity_reads_all_tokens_of_the_pieces():
     outcome = call("linearity", "--noparts", corpus=text(), piece_length=90, **sizes)
     tokenizer = jmat.load(REFERENCE / "gpt2")[1]
     pieces = draw_pieces(text(), 90, **sizes)
-    examples = make_examples(*pieces, tokenizer, protocol="din2023", max_length=1024, seed=1, masked=False)
+    examples = make_examples(
+        *pieces, tokenizer, protocol="din2023", max_length=1024, seed=1, masked=False
+    )
     assert outcome.results["text"]["fit"] == fingerprint(examples.fit)
     assert outcome.results["text"]["eval"] == fingerprint(examples.eval)
     score = outcome.one(map="mat", metric="linearity", layer=0, target=1)
@@ -69,7 +82,9 @@ def test_only_text_files_are_cut(source, tmp_path):
     given = {"corpus": "docs"}
     if source == "examples":
         given = {"examples": REFERENCE / "gpt2" / "examples.npz"}
-    with pytest.raises(ValueError, match=r"--piece_length=90 cuts a text file, and \S+ holds sentences") as error:
+    with pytest.raises(
+        ValueError, match=r"--piece_length=90 cuts a text file, and \S+ holds sentences"
+    ) as error:
         call("linearity", piece_length=90, **given)
     assert "loading" not in str(error.value)
 

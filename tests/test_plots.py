@@ -1,4 +1,6 @@
-"""Figures need results.json only, show what is in it, under its own name, and say so where there is nothing to show."""
+"""Figures need results.json only, show what is in it, under its own name, and say so
+where there is nothing to show.
+"""
 
 import numpy as np
 import pytest
@@ -53,7 +55,11 @@ EXITS = [
         *(
             {"map": name, "confidence": kind, setting: step, "metric": metric}
             for name in ("mat", "id")
-            for kind, setting in (("gap", "lambda"), ("gap_cheap", "lambda_cheap"), ("fixed", "layer"))
+            for kind, setting in (
+                ("gap", "lambda"),
+                ("gap_cheap", "lambda_cheap"),
+                ("fixed", "layer"),
+            )
             for metric in ("layers", "precision@1", "flops_ratio")
             for step in range(L + 1)
         )
@@ -65,7 +71,12 @@ LINEARITY = [
     *figures(
         *(
             {"map": "mat", "layer": layer, "target": layer + 1, "metric": f"{score}{kind}", **of}
-            for of in ({}, {"checkpoint": "steps/20"}, {"checkpoint": "steps/100"}, {"against": "other"})
+            for of in (
+                {},
+                {"checkpoint": "steps/20"},
+                {"checkpoint": "steps/100"},
+                {"against": "other"},
+            )
             for score in STEPS
             for kind in (*KINDS.values(), "_held_out_difference")
             for layer in range(L)
@@ -77,7 +88,11 @@ LINEARITY = [
             for i in range(L)
         ),
         *({"map": "stream", "layer": layer, "metric": "anisotropy"} for layer in range(L + 1)),
-        *({"map": p, "layer": i, "metric": "linearity_held_out"} for p in SUBMODULES for i in range(L)),
+        *(
+            {"map": p, "layer": i, "metric": "linearity_held_out"}
+            for p in SUBMODULES
+            for i in range(L)
+        ),
         *({"map": "mat", "layer": 0, "target": j, "metric": "linearity_held_out"} for j in (2, 3)),
     )
 ]
@@ -94,8 +109,20 @@ PRUNED = [
 CROSS = [
     *figures(
         *(
-            {"map": name, "fit_corpus": fit, "eval_corpus": eval_, "n_fit": n, "layer": layer, "metric": metric}
-            for name, fit, n in (("id", None, 0), ("mat", "b/x", 80), ("mat", "b/x", 500), ("mat", "a", 500))
+            {
+                "map": name,
+                "fit_corpus": fit,
+                "eval_corpus": eval_,
+                "n_fit": n,
+                "layer": layer,
+                "metric": metric,
+            }
+            for name, fit, n in (
+                ("id", None, 0),
+                ("mat", "b/x", 80),
+                ("mat", "b/x", 500),
+                ("mat", "a", 500),
+            )
             for eval_ in ("a", "b/x")
             for layer in (0, 2)
             for metric in ("precision@1", "precision@10", "surprisal", "r2")
@@ -106,14 +133,20 @@ CROSS = [
 
 @pytest.fixture
 def saved(monkeypatch, tmp_path):
-    """A function that calls a plot function on rows and returns its figure, which can be saved."""
+    """A function that calls a plot function on rows and returns its figure, which can
+    be saved.
+    """
 
     def call(plot, rows, *args, title="tiny", **options):
         figure = plot({"rows": rows}, *args, title=title, **options)
         assert figure.get_suptitle() == title
         with monkeypatch.context() as patch:
             save = Figure.savefig
-            patch.setattr(Figure, "savefig", lambda figure, *args, **how: save(figure, *args, **how | {"dpi": 20}))
+            patch.setattr(
+                Figure,
+                "savefig",
+                lambda figure, *args, **how: save(figure, *args, **how | {"dpi": 20}),
+            )
             save_figure(figure, tmp_path / "figure.png")
         return figure
 
@@ -121,7 +154,9 @@ def saved(monkeypatch, tmp_path):
 
 
 def chosen(rows, **wanted):
-    """Rows with these fields by layer, or by what else rises; a field that should not be there is given as None."""
+    """Rows with these fields by layer, or by what else rises; a field that should not
+    be there is given as None.
+    """
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
@@ -145,7 +180,9 @@ def test_every_label_by_layer_names_its_own_line_and_band(saved):
     assert [panel.get_title() for panel in figure.axes] == list(METRICS)
     for panel, metric in zip(figure.axes, METRICS, strict=True):
         for name in names:
-            check_line(panel, legend(figure)[readable(name)], chosen(JUMPS, map=name, metric=metric))
+            check_line(
+                panel, legend(figure)[readable(name)], chosen(JUMPS, map=name, metric=metric)
+            )
         assert len(panel.lines) == len(panel.collections) == 6
         assert panel.get_xlabel() == "layer"
         assert panel.get_ylabel() == ("nats" if metric == "surprisal" else "")
@@ -155,26 +192,42 @@ def test_every_label_by_layer_names_its_own_line_and_band(saved):
 
 def test_jumps_have_four_panels_and_files_enough_dots(tmp_path):
     save_figure(plot_layer_jump({"rows": JUMPS}, title="tiny"), tmp_path / "jump.png")
-    assert imread(tmp_path / "jump.png").shape[1] == (4 * 2.3 + 0.4) * 200  # dots an inch of a screen
+    # dots an inch of a screen
+    assert imread(tmp_path / "jump.png").shape[1] == (4 * 2.3 + 0.4) * 200
     assert [file.name for file in tmp_path.iterdir()] == ["jump.png"]
 
 
 def test_axes_suit_what_they_show(saved):
     rows = [
-        *figures(*({"map": "mat", "layer": i, "target": L, "metric": m} for m in ("perplexity", "kl") for i in (0, 1)))
+        *figures(
+            *(
+                {"map": "mat", "layer": i, "target": L, "metric": m}
+                for m in ("perplexity", "kl")
+                for i in (0, 1)
+            )
+        )
     ]
-    far = [{**row, "metric": "cosine", "value": 0.9 + 0.01 * row["layer"], "low": 0.9, "high": 0.92} for row in rows]
+    far = [
+        {**row, "metric": "cosine", "value": 0.9 + 0.01 * row["layer"], "low": 0.9, "high": 0.92}
+        for row in rows
+    ]
     perplexity, kl, cosine = saved(plot_by_layer, rows + far, ("perplexity", "kl", "cosine")).axes
     assert (perplexity.get_yscale(), kl.get_yscale()) == ("log", "linear")
     perplexity.set_ylim(42, 90)
-    assert {"50", "60", "80"} <= {label.get_text() for label in perplexity.get_yticklabels(which="both")}
+    assert {"50", "60", "80"} <= {
+        label.get_text() for label in perplexity.get_yticklabels(which="both")
+    }
     assert kl.get_ylabel() == "nats"
     assert cosine.get_ylim()[0] > 0.8  # far from zero: the axis does not begin there
 
 
-# Metric → its unit on the axis, the axis' ends (None: as the figures have them), and whether it is logarithmic.
+# Metric → its unit on the axis, the axis' ends (None: as the figures have them), and whether it is
+# logarithmic.
 AXES = {
-    **{metric: ("", 0, 1.02, False) for metric in ("precision@1", "precision@5", "recall@10", "accuracy", "linearity")},
+    **{
+        metric: ("", 0, 1.02, False)
+        for metric in ("precision@1", "precision@5", "recall@10", "accuracy", "linearity")
+    },
     **{metric: ("nats", 0, None, False) for metric in ("surprisal", "kl", "cross_entropy")},
     "r2": ("", 0, None, False),
     "flops_ratio": ("", 0, None, False),
@@ -208,16 +261,41 @@ WORDS = {
 
 def test_code_names_have_their_own_words():
     assert {code: readable(code) for code in WORDS} == WORDS
-    assert {code: readable(code, STREAMS) for code in ("mat", "id")} == {"mat": "linear map", "id": "identity"}
-    parts = {"ln_1": "first norm", "attn": "attention", "ln_2": "second norm", "ffn": "feed-forward"}
+    assert {code: readable(code, STREAMS) for code in ("mat", "id")} == {
+        "mat": "linear map",
+        "id": "identity",
+    }
+    parts = {
+        "ln_1": "first norm",
+        "attn": "attention",
+        "ln_2": "second norm",
+        "ffn": "feed-forward",
+    }
     assert {code: readable(code, PARTS) for code in SUBMODULES} == parts
-    methods = {"delete": "deleted", "map": "linear map", "distil": "distilled map", "merge": "merged"}
+    methods = {
+        "delete": "deleted",
+        "map": "linear map",
+        "distil": "distilled map",
+        "merge": "merged",
+    }
     assert {code: readable(code, METHODS) for code in methods} == methods
-    probes = {"ridge": "ridge classifier", "logistic": "logistic regression", "majority": "most frequent label"}
+    probes = {
+        "ridge": "ridge classifier",
+        "logistic": "logistic regression",
+        "majority": "most frequent label",
+    }
     probes |= {f"{code} (against)": f"{words}, other model" for code, words in probes.items()}
     assert {code: readable(code, PROBES) for code in probes} == probes
-    metrics = {"r2": "$R^2$", "kl": "KL", "accuracy": "accuracy of the probe", "precision@1": "precision@1"}
-    metrics |= {"linearity_held_out": "linearity, held out", "linearity_without_residual": "linearity without residual"}
+    metrics = {
+        "r2": "$R^2$",
+        "kl": "KL",
+        "accuracy": "accuracy of the probe",
+        "precision@1": "precision@1",
+    }
+    metrics |= {
+        "linearity_held_out": "linearity, held out",
+        "linearity_without_residual": "linearity without residual",
+    }
     assert {code: metric_name(code) for code in metrics} == metrics
 
 
@@ -244,7 +322,10 @@ def test_rows_without_intervals_values_or_of_single_heads(saved):
 def test_r2_heat_maps_hold_every_pair(saved):
     figure = saved(plot_r2, R2)
     for panel, name in zip(figure.axes, ("mat", "id"), strict=False):
-        assert (panel.get_title(), panel.get_xlabel()) == (readable(name, STREAMS), "target layer $j$")
+        assert (panel.get_title(), panel.get_xlabel()) == (
+            readable(name, STREAMS),
+            "target layer $j$",
+        )
         image, said = panel.images[0].get_array(), digits(panel)
         for row in chosen(R2, map=name):
             at = row["layer"], row["target"] - 1
@@ -258,7 +339,9 @@ def test_r2_heat_maps_hold_every_pair(saved):
 
 
 def test_heat_maps_say_what_is_below_zero_and_are_of_the_metric_asked_for(saved):
-    rows = [{**row, "value": -3.25 if row["target"] == 1 else -99.0, "metric": "other"} for row in R2] + R2
+    rows = [
+        {**row, "value": -3.25 if row["target"] == 1 else -99.0, "metric": "other"} for row in R2
+    ] + R2
     panel = saved(plot_r2, rows, metric="other").axes[0]
     assert digits(panel)[0, 0] == "−3.25"
     assert digits(panel)[1, 2] == "< −10"
@@ -289,7 +372,10 @@ def test_linearity_of_steps_and_parts(saved):
     figure = saved(linear_plots.plot_linearity, LINEARITY)
     own = [row for row in LINEARITY if not {"checkpoint", "against"} & row.keys()]
     samples = legend(figure)
-    assert list(samples) == [*(f"steps, {kind}" for kind in KINDS), *(readable(part, PARTS) for part in SUBMODULES)]
+    assert list(samples) == [
+        *(f"steps, {kind}" for kind in KINDS),
+        *(readable(part, PARTS) for part in SUBMODULES),
+    ]
     steps = [row for row in own if row.get("target") == row["layer"] + 1]
     for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=False):
         assert panel.get_title() == f"layer to layer,\n{name} the residual"
@@ -299,7 +385,11 @@ def test_linearity_of_steps_and_parts(saved):
     parts = figure.axes[2]
     assert parts.get_title() == "sub-modules,\nheld out"
     for part in SUBMODULES:
-        check_line(parts, samples[readable(part, PARTS)], chosen(own, map=part, metric="linearity_held_out"))
+        check_line(
+            parts,
+            samples[readable(part, PARTS)],
+            chosen(own, map=part, metric="linearity_held_out"),
+        )
     assert figure.axes[0].get_ylabel() == "linearity"
     assert {panel.get_xlabel() for panel in figure.axes} == {"layer"}
 
@@ -309,7 +399,9 @@ def test_geometry_checkpoints_and_difference(saved):
     for panel, (metric, name) in zip(figure.axes, study_rows.GEOMETRY.items(), strict=True):
         assert panel.get_title() == name
         of = "stream" if metric == "anisotropy" else "mat"
-        assert list(panel.lines[0].get_ydata()) == [row["value"] for row in chosen(LINEARITY, map=of, metric=metric)]
+        assert list(panel.lines[0].get_ydata()) == [
+            row["value"] for row in chosen(LINEARITY, map=of, metric=metric)
+        ]
     assert figure.axes[0].get_yscale() == "log"
 
     figure = saved(linear_plots.plot_checkpoints, LINEARITY)
@@ -318,14 +410,26 @@ def test_geometry_checkpoints_and_difference(saved):
         assert ticks(panel.xaxis) == ["20", "100", "--model"]
         for layer, line in enumerate(panel.lines):
             wanted = [
-                chosen(LINEARITY, layer=layer, target=layer + 1, metric=f"{score}_held_out", checkpoint=c, against=None)
+                chosen(
+                    LINEARITY,
+                    layer=layer,
+                    target=layer + 1,
+                    metric=f"{score}_held_out",
+                    checkpoint=c,
+                    against=None,
+                )
                 for c in ("steps/20", "steps/100", None)
             ]
-            assert list(line.get_ydata()) == [rows[0]["value"] for rows in wanted if rows[0]["map"] == "mat"]
+            assert list(line.get_ydata()) == [
+                rows[0]["value"] for rows in wanted if rows[0]["map"] == "mat"
+            ]
         shades = [float(line.get_color()) for line in panel.lines]
         assert shades == sorted(shades, reverse=True)  # later layers are darker
         samples = legend(figure)
-        assert [float(samples[f"{end} block"].get_color()) for end in ("first", "last")] == [shades[0], shades[-1]]
+        assert [float(samples[f"{end} block"].get_color()) for end in ("first", "last")] == [
+            shades[0],
+            shades[-1],
+        ]
 
     figure = saved(linear_plots.plot_difference, LINEARITY)
     for score, name in zip(STEPS, ("with", "without"), strict=True):
@@ -337,7 +441,13 @@ def test_geometry_checkpoints_and_difference(saved):
 def test_histogram_of_errors(saved):
     edges = 10.0**study_rows.ERROR_BINS
     rows = [
-        {"map": "mat", "layer": layer, "target": layer + 1, "metric": "token_error_share", "value": share}
+        {
+            "map": "mat",
+            "layer": layer,
+            "target": layer + 1,
+            "metric": "token_error_share",
+            "value": share,
+        }
         | {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
         for layer, k, share in ((0, 0, 0.25), (0, 7, 0.75), (1, 31, 1.0))
     ]
@@ -403,11 +513,18 @@ def test_maps_that_travel(saved):
     ]
     for across, eval_ in zip(panels, ("a", "b/x"), strict=True):
         for panel, metric in zip(across, ("precision@1", "surprisal", "r2"), strict=True):
-            for fit, label, sizes in (("a", "fitted on a", [500]), ("b/x", "fitted on x", [80, 500])):
+            for fit, label, sizes in (
+                ("a", "fitted on a", [500]),
+                ("b/x", "fitted on x", [80, 500]),
+            ):
                 x, y = curve(panel, samples[label])
                 assert x == sizes
                 assert y == pytest.approx([mean(fit, eval_, n, metric) for n in sizes])
-            (dotted,) = [line for line in panel.lines if line.get_linestyle() == samples["logit lens"].get_linestyle()]
+            (dotted,) = [
+                line
+                for line in panel.lines
+                if line.get_linestyle() == samples["logit lens"].get_linestyle()
+            ]
             assert list(dotted.get_ydata()) == pytest.approx([mean(None, eval_, 0, metric)] * 2)
             assert panel.get_xscale() == "log"
     assert {panel.get_xlabel() for panel in panels[1]} == {"examples fitted on"}

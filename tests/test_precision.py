@@ -1,4 +1,6 @@
-"""Half-precision models round at the end: scores, softmax and logits are kept in float32 on the way."""
+"""Half-precision models round at the end: scores, softmax and logits are kept in
+float32 on the way.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,10 +17,14 @@ def rounded(values):
 
 
 def test_attention_scores_and_softmax_are_not_rounded():
-    """Scores near 300, which bfloat16 holds to 1 only: their differences decide the weights."""
+    """Scores near 300, which bfloat16 holds to 1 only: their differences decide the
+    weights.
+    """
     rng = np.random.default_rng(0)
     T, K = 12, 16
-    q, k, v = (rounded(rng.normal(mean, spread, (T, K))) for mean, spread in ((4, 0.5), (5, 0.3), (0, 1)))
+    q, k, v = (
+        rounded(rng.normal(mean, spread, (T, K))) for mean, spread in ((4, 0.5), (5, 0.3), (0, 1))
+    )
     scores = q @ k.T
     assert scores.max() > 256
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -63,7 +69,8 @@ def test_logits_are_not_rounded():
             found = head(jnp.asarray(x, jnp.bfloat16), jnp.asarray(table, jnp.bfloat16))
             assert found.dtype == jnp.float32
             seen = np.asarray(found, np.float64)
-            assert np.abs(seen - rounded(seen)).max() > 1e-3, (family, tied)  # digits that bfloat16 has not
+            # digits that bfloat16 has not
+            assert np.abs(seen - rounded(seen)).max() > 1e-3, (family, tied)
             if family == "gpt2":
                 kernel = table.T if tied else np.asarray(head.out.kernel.get_value(), np.float64)
                 np.testing.assert_allclose(seen, x @ kernel, rtol=1e-4, atol=1e-4)

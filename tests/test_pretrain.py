@@ -1,4 +1,6 @@
-"""Pretraining: packing, losses, masking, the optimizer, devices, and a run that is killed and goes on."""
+"""Pretraining: packing, losses, masking, the optimizer, devices, and a run that is
+killed and goes on.
+"""
 
 import contextlib
 import functools
@@ -25,16 +27,31 @@ from tests.scripts import kill_after, start
 V, T, END = 50, 16, 0
 RANDOM = np.random.default_rng(0)
 # Few different lengths, to compile few programs where each is read alone.
-SENTENCES = [RANDOM.integers(5, V, n).tolist() for n in [1, 20, *RANDOM.choice([4, 7, T], 60, p=[0.5, 0.45, 0.05])]]
+SENTENCES = [
+    RANDOM.integers(5, V, n).tolist()
+    for n in [1, 20, *RANDOM.choice([4, 7, T], 60, p=[0.5, 0.45, 0.05])]
+]
 
 
 def gpt2(seed=0):
-    hf = {"model_type": "gpt2", "vocab_size": V, "n_positions": T, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    hf = {
+        "model_type": "gpt2",
+        "vocab_size": V,
+        "n_positions": T,
+        "n_embd": 8,
+        "n_layer": 2,
+        "n_head": 2,
+    }
     return models.build(models.config_from_hf(hf), nnx.Rngs(seed))
 
 
 def bert():
-    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     hf = {"model_type": "bert", "vocab_size": V, "max_position_embeddings": T, **sizes}
     return models.build(models.config_from_hf(hf), nnx.Rngs(0))
 
@@ -71,7 +88,9 @@ def test_every_epoch_has_other_rows_and_equally_many():
 @pytest.mark.parametrize("sentences", [[], [[1, 2], []]])
 def test_nothing_to_pack_is_refused(sentences):
     with pytest.raises(ValueError, match="expected at least one and none empty"):
-        packing.pack(packing.next_tokens(sentences, END) if all(sentences) else [(np.zeros(0),) * 2], T)
+        packing.pack(
+            packing.next_tokens(sentences, END) if all(sentences) else [(np.zeros(0),) * 2], T
+        )
 
 
 def test_packed_loss_is_the_sum_over_sentences_read_alone():
@@ -91,9 +110,13 @@ def test_packed_loss_is_the_sum_over_sentences_read_alone():
 
 
 def test_masking_is_berts():
-    """15 % of what is not special; of these 80 % [MASK], 10 % random, 10 % unchanged; all decided by the key."""
+    """15 % of what is not special; of these 80 % [MASK], 10 % random, 10 % unchanged;
+    all decided by the key.
+    """
     mask_id, cls = 4, 2
-    pairs = packing.same_tokens([[cls, *RANDOM.integers(5, V, 14).tolist()] for _ in range(4000)], specials=range(5))
+    pairs = packing.same_tokens(
+        [[cls, *RANDOM.integers(5, V, 14).tolist()] for _ in range(4000)], specials=range(5)
+    )
     batch = packing.pack(pairs, T)
     masked = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
     again = packing.mask_tokens(batch, jax.random.key(1), mask_id=mask_id, vocab_size=V)
@@ -114,7 +137,9 @@ def test_masking_is_berts():
 
 def test_masked_loss_is_that_of_the_whole_sentence_at_the_masked_places():
     model, key = bert(), jax.random.key(3)
-    batch = packing.pack(packing.same_tokens([[2, *s[:10], 3] for s in SENTENCES], specials=range(5)), T)
+    batch = packing.pack(
+        packing.same_tokens([[2, *s[:10], 3] for s in SENTENCES], specials=range(5)), T
+    )
     total, count, _ = training.masked_lm_loss(4)(model, batch, key)
     masked = packing.mask_tokens(batch, key, mask_id=4, vocab_size=V)
     x, _ = forward.run(model, masked.tokens, segments=batch.segments)
@@ -128,7 +153,9 @@ def test_masked_loss_is_that_of_the_whole_sentence_at_the_masked_places():
 @pytest.mark.usefixtures("standard_promotion")
 def test_optimizer_warms_up_decays_matrices_only_and_clips():
     params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
-    optimizer = training.make_optimizer(learning_rate=0.1, warmup_steps=2, steps=10, weight_decay=0.5)
+    optimizer = training.make_optimizer(
+        learning_rate=0.1, warmup_steps=2, steps=10, weight_decay=0.5
+    )
     state, zero = optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
     matrix = []
     for _ in range(10):
@@ -136,7 +163,9 @@ def test_optimizer_warms_up_decays_matrices_only_and_clips():
         assert not updates["vector"].any()
         matrix.append(float(-updates["matrix"][0, 0] / 0.5))
     np.testing.assert_allclose(matrix[:3], [0, 0.05, 0.1], rtol=1e-5)
-    assert matrix[-1] == pytest.approx(0.1 * (0.1 + 0.9 * (1 + np.cos(np.pi * 7 / 8)) / 2), rel=1e-4)
+    assert matrix[-1] == pytest.approx(
+        0.1 * (0.1 + 0.9 * (1 + np.cos(np.pi * 7 / 8)) / 2), rel=1e-4
+    )
     huge = jax.tree.map(lambda leaf: 1e6 * leaf, params)
     _, clipped = optimizer.update(huge, optimizer.init(params), params)
     moments = optax.tree.get(clipped, "mu")
@@ -157,7 +186,9 @@ def after_steps(devices, loss=training.causal_lm_loss, steps=3, kind="adamw"):
     optimizer = training.make_optimizer(kind=kind, learning_rate=1e-2, warmup_steps=1, steps=10)
     step = training.make_train_step(loss, optimizer, seed=0)
     state = mesh.replicate(devices, training.init_state(gpt2(), optimizer))
-    data = training.batches(lambda epoch: packing.pack(packing.next_tokens(SENTENCES, END), T, (0, epoch)), 8, 0, steps)
+    data = training.batches(
+        lambda epoch: packing.pack(packing.next_tokens(SENTENCES, END), T, (0, epoch)), 8, 0, steps
+    )
     losses = []
     for _, batch in data:
         state, value = step(state, mesh.shard_batch(devices, batch))
@@ -171,26 +202,36 @@ def after_steps(devices, loss=training.causal_lm_loss, steps=3, kind="adamw"):
 def test_one_device_equals_four_and_it_learns(kind):
     one, four = (after_steps(mesh.data_mesh(jax.devices()[:n]), kind=kind) for n in (1, 4))
     np.testing.assert_allclose(one[1], four[1], rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one[0].model, four[0].model)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one[0].model, four[0].model
+    )
     assert one[2]["count"] == four[2]["count"] == sum(min(len(s), T) for s in SENTENCES)
     assert one[2]["loss"] == pytest.approx(four[2]["loss"], rel=1e-5)
     assert (
-        one[2]["loss"] < training.make_evaluate(training.causal_lm_loss, packed(), 8, mesh.data_mesh())(gpt2())["loss"]
+        one[2]["loss"]
+        < training.make_evaluate(training.causal_lm_loss, packed(), 8, mesh.data_mesh())(gpt2())[
+            "loss"
+        ]
     )
 
 
 @pytest.mark.usefixtures("standard_promotion")
 def test_muon_orthogonalizes_the_blocks_matrices_alone():
     model = gpt2()
-    optimizer = training.make_optimizer(kind="muon", learning_rate=0.1, warmup_steps=0, steps=10, weight_decay=0.0)
-    gradient = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), model)
+    optimizer = training.make_optimizer(
+        kind="muon", learning_rate=0.1, warmup_steps=0, steps=10, weight_decay=0.0
+    )
+    gradient = jax.tree.map(
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), model
+    )
     updates, _ = optimizer.update(gradient, optimizer.init(model), model)
     kernel = updates.blocks[0].ffn.up.kernel[...]
     singular = np.linalg.svd(kernel, compute_uv=False) / (0.1 * 0.2 * np.sqrt(max(kernel.shape)))
     assert singular.max() < 1.3
     assert singular.min() > 0.6  # Newton–Schulz brings them near 1
     table = updates.embed.tokens.table[...]
-    np.testing.assert_allclose(np.abs(table), np.abs(table).max(), rtol=1e-3)  # the first step of Adam, Nesterov's
+    # the first step of Adam, Nesterov's
+    np.testing.assert_allclose(np.abs(table), np.abs(table).max(), rtol=1e-3)
     with pytest.raises(ValueError, match="choose from adamw, muon"):
         training.make_optimizer(kind="sgd", learning_rate=0.1, warmup_steps=0, steps=10)
 
@@ -199,9 +240,13 @@ def test_muon_orthogonalizes_the_blocks_matrices_alone():
 def test_regularizers_are_their_formulas(kind):
     model, batch = gpt2(), packed()
     names = ("embed", "block.0", "block.1")
-    _, acts = forward.run(model, batch.tokens, segments=batch.segments, positions=batch.positions, keep=names)
+    _, acts = forward.run(
+        model, batch.tokens, segments=batch.segments, positions=batch.positions, keep=names
+    )
     h = np.stack([np.asarray(acts[name], np.float64)[batch.segments > 0] for name in names])
-    cos = (h[1:] * h[:-1]).sum(-1) / np.linalg.norm(h[1:], axis=-1) / np.linalg.norm(h[:-1], axis=-1)
+    cos = (
+        (h[1:] * h[:-1]).sum(-1) / np.linalg.norm(h[1:], axis=-1) / np.linalg.norm(h[:-1], axis=-1)
+    )
     penalties = {
         "none": 0.0,
         "cosine": (1 - cos).mean(1).sum(),
@@ -209,8 +254,12 @@ def test_regularizers_are_their_formulas(kind):
         "final_jump": (1 - cos[-1]).mean(),
     }
     plain, count, _ = training.causal_lm_loss(model, batch, jax.random.key(0))
-    total, _, _ = training.causal_lm_loss(model, batch, jax.random.key(0), regularizer=Regularizer(kind, 0.7))
-    assert float(total / count) == pytest.approx(float(plain / count) + 0.7 * penalties[kind], rel=1e-5)
+    total, _, _ = training.causal_lm_loss(
+        model, batch, jax.random.key(0), regularizer=Regularizer(kind, 0.7)
+    )
+    assert float(total / count) == pytest.approx(
+        float(plain / count) + 0.7 * penalties[kind], rel=1e-5
+    )
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -248,7 +297,9 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     checkpoints.save(manager, 8, {"a": 3 * jnp.arange(3.0)})
     manager.wait_until_finished()
     np.testing.assert_array_equal(checkpoints.mean(manager, {"a": jnp.ones(3)}, 2)["a"], [0, 2, 4])
-    np.testing.assert_array_equal(checkpoints.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2])
+    np.testing.assert_array_equal(
+        checkpoints.restore(manager, {"a": jnp.ones(3)}, 7)["a"], [0, 1, 2]
+    )
     with pytest.raises(ValueError, match="cannot be restored"):
         checkpoints.restore(manager, {"a": jnp.ones(3), "b": jnp.ones(2)})
     manager.close()
@@ -260,13 +311,17 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path):
         for step in (1, 2):
             checkpoints.save(manager, step, {"a": jax.random.normal(jax.random.key(step), 999)})
             manager.wait_until_finished()
-    largest = max((path for path in (tmp_path / "2").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
+    largest = max(
+        (path for path in (tmp_path / "2").rglob("*") if path.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
     with contextlib.closing(checkpoints.open_checkpoints(tmp_path)) as manager:
         with pytest.raises(
-            ValueError, match=r"checkpoint 2 in .* is damaged: its arrays are not those that were saved"
+            ValueError,
+            match=r"checkpoint 2 in .* is damaged: its arrays are not those that were saved",
         ):
             checkpoints.mean(manager, state, 2)
         restored = checkpoints.restore(manager, state, say=said.append)
@@ -281,14 +336,17 @@ def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
     with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         for step in (1, 2, 3):
             checkpoints.save(
-                manager, step, {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)}
+                manager,
+                step,
+                {"step": jnp.full((), step, jnp.int32), "a": jnp.full(3, step, jnp.float32)},
             )
             manager.wait_until_finished()
     shutil.rmtree(tmp_path / f"{under}", ignore_errors=True)
     shutil.copytree(tmp_path / f"{of}", tmp_path / f"{under}")
     with contextlib.closing(checkpoints.open_checkpoints(tmp_path, keep=4)) as manager:
         with pytest.raises(
-            ValueError, match=f"checkpoint {under} in .* is that of step {of} under another number: del"
+            ValueError,
+            match=f"checkpoint {under} in .* is that of step {of} under another number: del",
         ):
             checkpoints.mean(manager, state, 2)
         restored = checkpoints.restore(manager, state, say=said.append)
@@ -296,7 +354,8 @@ def test_a_checkpoint_under_another_number_is_left_out(tmp_path, of, under):
         assert int(restored["step"]) == right
         np.testing.assert_array_equal(restored["a"], np.full(3, right))
         assert said == [
-            f"checkpoint {under} in {manager.directory} is that of step {of} under another number: it is left out"
+            f"checkpoint {under} in {manager.directory} is that of step {of} under another number: "
+            "it is left out"
         ]
         assert max(manager.all_steps()) == right
 
@@ -326,22 +385,35 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_model_bit_for_bit(tmp_path)
     code, _, said = begin(broken, corpus, learning_rate=0.5).finish()
     assert code == 1
     assert "learning_rate" in said
-    code, printed, said = kill_after(begin(broken, corpus), checkpoints, signal.SIGTERM, later_than=60)
+    code, printed, said = kill_after(
+        begin(broken, corpus), checkpoints, signal.SIGTERM, later_than=60
+    )
     assert code == 128 + signal.SIGTERM, said
     assert "Stopped by SIGTERM" in printed
     assert not (broken / "model" / "model.safetensors").exists()
     for finishing in (begin(broken, corpus), running):
         code, _, said = finishing.finish()
         assert code == 0, said
-    assert (whole / "model" / "model.safetensors").read_bytes() == (broken / "model" / "model.safetensors").read_bytes()
+    assert (whole / "model" / "model.safetensors").read_bytes() == (
+        broken / "model" / "model.safetensors"
+    ).read_bytes()
     for step in ("000150", "000300"):
         kept = [out / "steps" / step for out in (whole, broken)]
-        assert kept[0].joinpath("model.safetensors").read_bytes() == kept[1].joinpath("model.safetensors").read_bytes()
+        assert (
+            kept[0].joinpath("model.safetensors").read_bytes()
+            == kept[1].joinpath("model.safetensors").read_bytes()
+        )
         assert checkpoint.load_model(kept[0]).config.layers == 2
-    rows = [[r for r in read_results(out)["rows"] if r["metric"] != "tokens_per_second"] for out in (whole, broken)]
+    rows = [
+        [r for r in read_results(out)["rows"] if r["metric"] != "tokens_per_second"]
+        for out in (whole, broken)
+    ]
     assert rows[0] == rows[1]
     assert [r["step"] for r in rows[0] if r["metric"] == "loss"] == list(range(50, 301, 50))
     losses = [r["value"] for r in rows[0] if r["metric"] == "held_out_loss"]
     assert losses[-1] < losses[0] < np.log(280)
-    assert load_file(whole / "model" / "model.safetensors")["transformer.wte.weight"].dtype == np.float16
+    assert (
+        load_file(whole / "model" / "model.safetensors")["transformer.wte.weight"].dtype
+        == np.float16
+    )
     assert AutoTokenizer.from_pretrained(whole / "model").eos_token_id == 0

@@ -23,7 +23,10 @@ SETTINGS = {
     ("changes", "says"),
     [
         ({"heads": 3}, "--width=8 is not a multiple of --heads=3"),
-        ({"arch": "bert", "length": 2}, r"--length=2 has no room for a token between \[CLS\] and \[SEP\]"),
+        (
+            {"arch": "bert", "length": 2},
+            r"--length=2 has no room for a token between \[CLS\] and \[SEP\]",
+        ),
         ({"steps": 3}, "--warmup_steps=3 of --steps=3: the learning rate would never be reached"),
     ],
 )
@@ -36,8 +39,17 @@ def test_sizes_that_do_not_go_together(changes, says):
 @pytest.mark.parametrize(
     ("changes", "rows", "says"),
     [
-        ({}, 3, "the text fills 3 rows of 16 tokens, and a batch is 4 rows: give more text, or --batch_size=3 or less"),
-        ({"epochs": 0.1}, 8, "--epochs=0.1 of 2 steps each are 0.2 steps; expected 1 to 2,147,483,647"),
+        (
+            {},
+            3,
+            "the text fills 3 rows of 16 tokens, and a batch is 4 rows: give more text, or "
+            "--batch_size=3 or less",
+        ),
+        (
+            {"epochs": 0.1},
+            8,
+            "--epochs=0.1 of 2 steps each are 0.2 steps; expected 1 to 2,147,483,647",
+        ),
         ({"epochs": 1e308}, 400, "--epochs=1e.308 of 100 steps each are inf steps"),
         ({}, 7, "2 steps are no more than --warmup_steps=3"),
     ],
@@ -50,7 +62,10 @@ def test_a_text_too_small_for_the_steps(changes, rows, says):
 
 
 def test_an_empty_part_of_a_corpus_is_named():
-    with pytest.raises(ValueError, match=r"corpus x is too small to be divided \(train 3, fit 0, eval 1 sentences\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"corpus x is too small to be divided \(train 3, fit 0, eval 1 sentences\)",
+    ):
         check_parts({"train": ["a"] * 3, "fit": [], "eval": ["b"]}, "x")
 
 
@@ -62,7 +77,9 @@ def test_a_loss_that_is_not_finite_stops(loss):
 
 
 def test_weights_that_are_not_finite_are_not_kept():
-    state = training.TrainState({"a": jnp.ones(3), "b": jnp.array([1.0, np.nan])}, None, jnp.int32(5))
+    state = training.TrainState(
+        {"a": jnp.ones(3), "b": jnp.array([1.0, np.nan])}, None, jnp.int32(5)
+    )
     with pytest.raises(ValueError, match="step 5 has left weights that are not finite"):
         pretraining.check_weights(state)
     pretraining.check_weights(state._replace(model={"a": jnp.ones(3)}))

@@ -1,4 +1,6 @@
-"""Probes: labels read from files and from tokens, classifiers on data with a known answer, the script."""
+"""Probes: labels read from files and from tokens, classifiers on data with a known
+answer, the script.
+"""
 
 import json
 
@@ -20,7 +22,9 @@ from tests.test_reference import REFERENCE
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {family: AutoTokenizer.from_pretrained(REFERENCE / family) for family in ("gpt2", "bert")}
+    return {
+        family: AutoTokenizer.from_pretrained(REFERENCE / family) for family in ("gpt2", "bert")
+    }
 
 
 @pytest.mark.parametrize("classifier", ["ridge", "logistic"])
@@ -35,28 +39,40 @@ def test_a_probe_reads_what_is_linear_and_nothing_else(classifier):
     assert accuracy[1] > 0.95
     assert abs(accuracy[0] - 0.5) < 0.1
     assert accuracy[2] < 0.75
-    assert accuracy["majority"] == max((labels[600:] == "up").mean(), (labels[600:] == "down").mean())
+    assert accuracy["majority"] == max(
+        (labels[600:] == "up").mean(), (labels[600:] == "down").mean()
+    )
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
 
 
 def test_the_majority_is_the_most_frequent_label_that_was_fitted_on():
     x = np.random.default_rng(2).standard_normal((10, 3))
-    labels = {"fit": np.array(["up"] * 7 + ["down"] * 3), "eval": np.array(["up"] * 2 + ["down"] * 8)}
+    labels = {
+        "fit": np.array(["up"] * 7 + ["down"] * 3),
+        "eval": np.array(["up"] * 2 + ["down"] * 8),
+    }
     rows = probe_rows({0: x}, {0: x}, labels, classifier="ridge")
     assert [row["value"] for row in rows if row["map"] == "majority"] == [0.2]
 
 
 def test_the_classifiers_are_scikit_learns():
-    """Labels that a third of the features decide, on few and noisy examples: the two classifiers differ."""
+    """Labels that a third of the features decide, on few and noisy examples: the two
+    classifiers differ.
+    """
     random = np.random.default_rng(1)
     x = random.standard_normal((2, 120, 30)) * np.geomspace(1, 50, 30) + 7
     labels = np.where(x[..., :10].sum(-1) + random.standard_normal((2, 120)) * 6 > 75, "up", "down")
     right = {}
-    heads = {"ridge": RidgeClassifierCV(np.logspace(-1, 5, 7)), "logistic": LogisticRegression(max_iter=2000)}
+    heads = {
+        "ridge": RidgeClassifierCV(np.logspace(-1, 5, 7)),
+        "logistic": LogisticRegression(max_iter=2000),
+    }
     for classifier, head in heads.items():
         model = make_pipeline(StandardScaler(), head).fit(x[0], labels[0])
         right[classifier] = (model.predict(x[1]) == labels[1]).mean()
-        rows = probe_rows({3: x[0]}, {3: x[1]}, {"fit": labels[0], "eval": labels[1]}, classifier=classifier)
+        rows = probe_rows(
+            {3: x[0]}, {3: x[1]}, {"fit": labels[0], "eval": labels[1]}, classifier=classifier
+        )
         assert (rows[0]["map"], rows[0]["layer"], rows[0]["n"]) == (classifier, 3, 120)
         assert rows[0]["value"] == pytest.approx(right[classifier])
     assert right["ridge"] != right["logistic"]
@@ -88,20 +104,28 @@ def test_token_classes(tokenizers):
         assert {name for token, name in words.items() if token in (",", ".")} == {"punctuation"}
         assert "word" in classes
         assert "number" in classes
-        assert {name for token, name in words.items() if token.startswith("##")} <= {"piece", "number"}
+        assert {name for token, name in words.items() if token.startswith("##")} <= {
+            "piece",
+            "number",
+        }
 
 
 def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers, caplog):
     texts, labels = [f"Returns value {i}" for i in range(20)], [str(i % 2) for i in range(20)]
     for family, masked in (("gpt2", False), ("bert", True)):
-        examples, kept = labelled_examples(texts, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
+        examples, kept = labelled_examples(
+            texts, labels, tokenizers[family], max_length=16, masked=masked, seed=1
+        )
         assert (examples.fit.num_examples, examples.eval.num_examples) == (15, 5)
         assert (examples.fit.positions == (0 if masked else examples.fit.lengths - 1)).all()
         assert sorted([*kept["fit"], *kept["eval"]]) == sorted(labels)
         long = ["Returns " * 40 if i % 4 else text for i, text in enumerate(texts)]
         caplog.clear()
         labelled_examples(long, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
-        assert [f"of {count} sentences were cut" in caplog.messages[i] for i, count in enumerate((15, 5))] == [True] * 2
+        assert [
+            f"of {count} sentences were cut" in caplog.messages[i]
+            for i, count in enumerate((15, 5))
+        ] == [True] * 2
 
 
 @pytest.mark.parametrize(
@@ -124,13 +148,26 @@ def test_bad_labels_are_refused(content, message, tmp_path):
 
 @pytest.mark.slow
 def test_the_script(tmp_path):
-    lines = [{"text": f"{word} the value {i}.", "label": word} for word in ("Return", "Raise") for i in range(60)]
+    lines = [
+        {"text": f"{word} the value {i}.", "label": word}
+        for word in ("Return", "Raise")
+        for i in range(60)
+    ]
     labels = tmp_path / "labels.jsonl"
     labels.write_text("\n".join(map(json.dumps, lines)))
     model = f"--model={REFERENCE / 'gpt2'}"
-    printed, _ = run("probe", model, f"--labels={labels}", f"--against={REFERENCE / 'gpt2'}", f"--out={tmp_path}/out")
+    printed, _ = run(
+        "probe",
+        model,
+        f"--labels={labels}",
+        f"--against={REFERENCE / 'gpt2'}",
+        f"--out={tmp_path}/out",
+    )
     rows = rows_of(tmp_path / "out")
-    ours, again = ([row["value"] for row in rows if row["map"] == name] for name in ("ridge", "ridge (against)"))
+    ours, again = (
+        [row["value"] for row in rows if row["map"] == name]
+        for name in ("ridge", "ridge (against)")
+    )
     assert ours == again
     assert max(ours) > 0.9
     assert "majority" in printed

@@ -1,4 +1,6 @@
-"""Holds what readers of jmat's code rely on: docstrings that begin with a verb, and signatures that say their types."""
+"""Holds what readers of jmat's code rely on: docstrings that begin with a verb, and
+signatures that say their types.
+"""
 
 import ast
 import pathlib
@@ -17,7 +19,9 @@ NOUNS = set(
 
 
 def definitions(kinds, *, private=True):
-    """Yields each function or class of jmat with its place; methods of private classes are private, too."""
+    """Yields each function or class of jmat with its place; methods of private classes
+    are private, too.
+    """
 
     def inside(node):
         for child in ast.iter_child_nodes(node):
@@ -47,7 +51,14 @@ def test_public_signatures_do_not_say_any():
     wrong = []
     for place, node in definitions(ast.FunctionDef, private=False):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        annotations = [each.annotation for each in arguments if each.annotation] + [node.returns or ast.Constant(None)]
-        names = {inner.id for each in annotations for inner in ast.walk(each) if isinstance(inner, ast.Name)}
+        annotations = [each.annotation for each in arguments if each.annotation] + [
+            node.returns or ast.Constant(None)
+        ]
+        names = {
+            inner.id
+            for each in annotations
+            for inner in ast.walk(each)
+            if isinstance(inner, ast.Name)
+        }
         wrong += [place] if "Any" in names else []
     assert wrong == []

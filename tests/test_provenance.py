@@ -1,4 +1,6 @@
-"""A fingerprint sees every tensor, token, position and pair; what lacks a part of it is not taken for the same."""
+"""A fingerprint sees every tensor, token, position and pair; what lacks a part of it is
+not taken for the same.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +32,21 @@ def test_every_tensor_changes_the_models_hash(gpt2, place):
 
 def test_leaving_a_tensor_out_changes_the_models_hash(gpt2):
     arrays = parameters(gpt2)
-    hashes = {model_hash({path: value for path, value in arrays.items() if path != left}) for left in arrays}
+    hashes = {
+        model_hash({path: value for path, value in arrays.items() if path != left})
+        for left in arrays
+    }
     assert len(hashes) == len(arrays)
-    assert model_hash({path: value.astype(jnp.bfloat16) for path, value in arrays.items()}) not in hashes
+    assert (
+        model_hash({path: value.astype(jnp.bfloat16) for path, value in arrays.items()})
+        not in hashes
+    )
 
 
 def changes_of(values):
-    """The array with its first, a middle and its last number changed by one, each in turn."""
+    """The array with its first, a middle and its last number changed by one, each in
+    turn.
+    """
     for at in (0, values.size // 2, -1):
         changed = values.copy()
         changed.reshape(-1)[at] += 1
@@ -49,9 +59,12 @@ def test_every_token_and_every_token_that_is_read_changes_the_texts_hash():
     seen = {text_hash(batches), text_hash(batches[::-1]), text_hash(batches[:2])}
     count = 3
     for k, batch in enumerate(batches):
-        for field in ("tokens", "segments", "positions", "examples"):  # in which it is read follows from the last
+        # in which it is read follows from the last
+        for field in ("tokens", "segments", "positions", "examples"):
             for changed in changes_of(getattr(batch, field)):
-                seen.add(text_hash([*batches[:k], batch._replace(**{field: changed}), *batches[k + 1 :]]))
+                seen.add(
+                    text_hash([*batches[:k], batch._replace(**{field: changed}), *batches[k + 1 :]])
+                )
                 count += 1
     assert len(seen) == count
 
@@ -72,7 +85,10 @@ def test_every_token_length_position_and_row_changes_the_examples_fingerprint():
     others = [split_of(tokens=changed) for changed in changes_of(plain.tokens)]
     others += [split_of(positions=changed) for changed in changes_of(plain.positions)]
     others += [split_of(lengths=np.array(lengths, np.int32)) for lengths in ([5, 4, 3], [4, 4, 4])]
-    others += [split_of(rows=np.array(rows, np.int32)) for rows in ([0, 1, 0, 2], [1, 1, 1, 2], [0, 1, 1, 1])]
+    others += [
+        split_of(rows=np.array(rows, np.int32))
+        for rows in ([0, 1, 0, 2], [1, 1, 1, 2], [0, 1, 1, 1])
+    ]
     assert len({fingerprint(split) for split in (plain, *others)}) == 1 + len(others)
     pairs = {fingerprint(Examples(plain, other)) for other in (plain, *others)}
     pairs |= {fingerprint(Examples(other, plain)) for other in others}
@@ -93,14 +109,23 @@ def one_step(done, state):
 @pytest.mark.parametrize("missing", ["model", "text"])
 def test_a_snapshot_that_lacks_an_owner_field_is_not_taken(tmp_path, missing):
     owner = {"model": "a", "text": "b"}
-    go_on(one_step, nothing(), 2, Snapshots(tmp_path, 0, {name: owner[name] for name in owner if name != missing}))
+    go_on(
+        one_step,
+        nothing(),
+        2,
+        Snapshots(tmp_path, 0, {name: owner[name] for name in owner if name != missing}),
+    )
     with pytest.raises(ValueError, match=f"{missing} was None and is {owner[missing]}"):
         go_on(one_step, nothing(), 2, Snapshots(tmp_path, 0, owner))
 
 
-def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(gpt2, gpt2_examples, monkeypatch, tmp_path):
+def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(
+    gpt2, gpt2_examples, monkeypatch, tmp_path
+):
     lengths = gpt2_examples.eval.lengths[:40]
-    split = Split(gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:40])
+    split = Split(
+        gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:40]
+    )
     told = []
 
     def go_on(states, start, total, snapshots):
@@ -109,7 +134,13 @@ def test_a_pass_tells_its_snapshots_all_that_decides_its_sums(gpt2, gpt2_example
 
     monkeypatch.setattr(passes, "go_on", go_on)
 
-    def owner(skip_first=0, pairs=(("embed", "block.0"), ("embed", "block.1")), devices=None, name="a", last=0):
+    def owner(
+        skip_first=0,
+        pairs=(("embed", "block.0"), ("embed", "block.1")),
+        devices=None,
+        name="a",
+        last=0,
+    ):
         read = all_positions(split, skip_first=skip_first)
         batches = packed_batches(split, read, tokens_per_batch=128, row_multiple=1)
         batches[-1].tokens[batches[-1].segments > 0] += last

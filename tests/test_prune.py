@@ -1,5 +1,6 @@
-"""Pruned models: the fold is exact, saved folders are what transformers computes, scores are their formulas, maps and
-distillation lose less than deletion, and a sweep compiles nothing new.
+"""Pruned models: the fold is exact, saved folders are what transformers computes,
+scores are their formulas, maps and distillation lose less than deletion, and a sweep
+compiles nothing new.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ from tests.figures import legend
 from tests.scripts import on, rows_of, run
 from tests.test_reference import REFERENCE
 
-# Four blocks each, or what the case says; removed are the last block and, of longer ones, the second.
+# Four blocks each, or what the case says; removed are the last block and, of longer ones, the
+# second.
 SLIDING = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 MERGEABLE = [
     hf.gpt2("by-layer", n_layer=4, scale_attn_by_inverse_layer_idx=True),
@@ -52,7 +54,9 @@ DELETABLE = [
     families.distilbert("plain", n_layers=4),
 ]  # fmt: skip
 REMOVED = (1, 3)
-INFO = MapsInfo(model="m", model_hash="", protocol="din2023", corpus="c", n=1, seed=0, dtype="float32")
+INFO = MapsInfo(
+    model="m", model_hash="", protocol="din2023", corpus="c", n=1, seed=0, dtype="float32"
+)
 
 
 def name(case):
@@ -60,7 +64,9 @@ def name(case):
 
 
 def tokens_for(case, length=9):
-    return np.random.default_rng(0).integers(0, case.fields["vocab_size"], (2, length), dtype=np.int32)
+    return np.random.default_rng(0).integers(
+        0, case.fields["vocab_size"], (2, length), dtype=np.int32
+    )
 
 
 def small(split, count):
@@ -70,7 +76,9 @@ def small(split, count):
 
 
 def side_by_side(split):
-    """Tokens [S, T], zeros behind each sentence, which a causal model does not see; and which are real."""
+    """Tokens [S, T], zeros behind each sentence, which a causal model does not see; and
+    which are real.
+    """
     real = np.arange(split.lengths.max()) < split.lengths[:, None]
     tokens = np.zeros(real.shape, np.int32)
     tokens[real] = split.tokens
@@ -78,7 +86,11 @@ def side_by_side(split):
 
 
 def by_transformers(case, folder, tokens):
-    model = getattr(transformers, case.model).from_pretrained(folder, attn_implementation="eager").eval()
+    model = (
+        getattr(transformers, case.model)
+        .from_pretrained(folder, attn_implementation="eager")
+        .eval()
+    )
     with torch.no_grad():
         return model, model(torch.from_numpy(tokens).long()).logits.numpy()
 
@@ -104,7 +116,9 @@ def test_merged_folder_is_the_model_with_maps(case, tmp_path):
     assert merged.config.layers == 2
     assert not sites
     if case.name.startswith("gpt2"):  # the others: by transformers alone
-        np.testing.assert_allclose(logits_of(merged, tokens), inserted, atol=1e-5 * np.abs(inserted).max())
+        np.testing.assert_allclose(
+            logits_of(merged, tokens), inserted, atol=1e-5 * np.abs(inserted).max()
+        )
     theirs, logits = by_transformers(case, tmp_path, tokens)
     assert theirs.config.num_hidden_layers == 2
     np.testing.assert_allclose(logits, inserted, atol=1e-5 * np.abs(inserted).max())
@@ -133,7 +147,8 @@ def test_a_model_with_maps_comes_back(gpt2, tmp_path):
     (tmp_path / "pruned.json").write_text(json.dumps(about | {"removed": [1]}))
     with pytest.raises(ValueError, match="not those of blocks 1"):
         surgery.load_pruned(tmp_path)
-    surgery.save_pruned(tmp_path, gpt2, "delete", (1,), {}, info)  # leaves nothing of the maps behind
+    # leaves nothing of the maps behind
+    surgery.save_pruned(tmp_path, gpt2, "delete", (1,), {}, info)
     assert not surgery.load_pruned(tmp_path)[2]
 
 
@@ -142,7 +157,8 @@ def test_a_model_with_maps_is_not_read_as_the_whole_model(gpt2, tmp_path):
     maps = {(1, 2): jmat.Linear(np.eye(64, dtype=np.float32))}
     surgery.save_pruned(tmp_path, gpt2, "map", (1,), maps, info)
     with pytest.raises(
-        ValueError, match=r"holds a pruned model: .* Read it with experiments\.tasks or jmat\.studies\.prune"
+        ValueError,
+        match=r"holds a pruned model: .* Read it with experiments\.tasks or jmat\.studies\.prune",
     ):
         jmat.load(tmp_path)
     assert jmat.load(tmp_path, ignore_maps=True)[0].config.layers == 4
@@ -150,7 +166,9 @@ def test_a_model_with_maps_is_not_read_as_the_whole_model(gpt2, tmp_path):
 
 @pytest.mark.parametrize("method", ["map", "delete"])
 def test_a_folder_that_is_half_saved_is_no_model(gpt2, tmp_path, method, monkeypatch):
-    """The process is killed where a file moves to its place; a model with as many blocks was there before."""
+    """The process is killed where a file moves to its place; a model with as many
+    blocks was there before.
+    """
     info = MapsInfo(**{**INFO.__dict__, "model_hash": model_hash(parameters(gpt2))})
     maps = {(1, 2): jmat.Linear(np.eye(64, dtype=np.float32))}
     replace, left = os.replace, []
@@ -170,18 +188,25 @@ def test_a_folder_that_is_half_saved_is_no_model(gpt2, tmp_path, method, monkeyp
             patched.setattr(os, "replace", killed)
             surgery.save_pruned(tmp_path, gpt2, method, (1,), maps if method == "map" else {}, info)
             assert moved == (2 if method == "delete" else 5)
-            assert surgery.load_pruned(tmp_path)[0].config.layers == (3 if method == "delete" else 4)
+            assert surgery.load_pruned(tmp_path)[0].config.layers == (
+                3 if method == "delete" else 4
+            )
             return
         unfinished = r"holds no config\.json; .* killed while it saved the model"
         with pytest.raises(FileNotFoundError, match=unfinished):
             surgery.load_pruned(tmp_path)
-        with pytest.raises((FileNotFoundError, ValueError), match=f"{unfinished}|holds a pruned model"):
+        with pytest.raises(
+            (FileNotFoundError, ValueError), match=f"{unfinished}|holds a pruned model"
+        ):
             jmat.load(tmp_path)
     pytest.fail("the model was never saved whole")
 
 
 def test_what_cannot_be_merged_is_refused(bert, gpt2):
-    for config in (bert.config, families.config_of(families.opt("350m", do_layer_norm_before=False))):
+    for config in (
+        bert.config,
+        families.config_of(families.opt("350m", do_layer_norm_before=False)),
+    ):
         with pytest.raises(ValueError, match=f"{config.family} model: it is post-norm"):
             merge.check_mergeable(config)
     with pytest.raises(ValueError, match="leave --intercept out"):
@@ -223,7 +248,11 @@ def test_scores_are_their_formulas():
         X, Y = X.astype(np.float64), Y.astype(np.float64)
         cosine = (X * Y).sum(1) / np.linalg.norm(X, axis=1) / np.linalg.norm(Y, axis=1)
         if score in ("block_influence", "angular"):
-            return 1 - cosine.mean() if score == "block_influence" else np.arccos(cosine).mean() / np.pi
+            return (
+                1 - cosine.mean()
+                if score == "block_influence"
+                else np.arccos(cosine).mean() / np.pi
+            )
         Y = Y - X if score == "linearity_without_residual" else Y
         X, Y = ((v - v.mean(0)) / np.linalg.norm(v - v.mean(0)) for v in (X, Y))
         return 1 - np.square(Y - X @ np.linalg.lstsq(X, Y, rcond=None)[0]).sum()
@@ -231,7 +260,9 @@ def test_scores_are_their_formulas():
     for score in scores.STREAM_SCORES:
         found = scores.stretch_scores(score, streams, pairs)
         for i, j in pairs:
-            assert found[i, j] == pytest.approx(by_hand(score, streams[i], streams[j]), abs=1e-5), score
+            assert found[i, j] == pytest.approx(by_hand(score, streams[i], streams[j]), abs=1e-5), (
+                score
+            )
     assert scores.in_order("linearity", {(0, 1): 0.2, (1, 2): 0.9}) == [(1, 2), (0, 1)]
     assert scores.in_order("kl", {(0, 1): 0.2, (1, 2): 0.9}) == [(0, 1), (1, 2)]
 
@@ -256,35 +287,51 @@ def test_a_block_that_does_nothing_goes_first(gpt2, gpt2_examples, text):
     arrays = dict(parameters(gpt2))
     for part in ("attn.o", "ffn.down"):
         for param in ("kernel", "bias"):
-            arrays[f"blocks.2.{part}.{param}"] = jax.numpy.zeros_like(arrays[f"blocks.2.{part}.{param}"])
+            arrays[f"blocks.2.{part}.{param}"] = jax.numpy.zeros_like(
+                arrays[f"blocks.2.{part}.{param}"]
+            )
     idle = teacher(with_parameters(gpt2, arrays), small(gpt2_examples.fit, 200))
     for score in scores.SCORES:
-        [(pruned, scored)] = plans.prune(idle, "delete", prune.Options(score=score, score_sentences=32))
+        [(pruned, scored)] = plans.prune(
+            idle, "delete", prune.Options(score=score, score_sentences=32)
+        )
         assert pruned.removed == (2,), score
         assert len(scored.scores) == 4
-    sums = compare_on_text(idle.model, text, {"without": pruned.sites(idle.model, "delete"), "whole": {}})
+    sums = compare_on_text(
+        idle.model, text, {"without": pruned.sites(idle.model, "delete"), "whole": {}}
+    )
     np.testing.assert_allclose(sums["without"].nats, sums["whole"].nats, rtol=1e-4)
     assert np.abs(sums["without"].kl).max() < 1e-4
     assert (sums["without"].agree == sums["without"].predictions).all()
 
 
 def test_sums_are_those_of_the_text(gpt2, text):
-    sums = compare_on_text(gpt2, text, {0: stand_ins(gpt2, "delete", (1,), {}), 1: {}}, tokens_per_batch=512)
+    sums = compare_on_text(
+        gpt2, text, {0: stand_ins(gpt2, "delete", (1,), {}), 1: {}}, tokens_per_batch=512
+    )
     split = text.split
     for row in (0, 5):
         tokens = split.tokens[split.starts[row] :][: split.lengths[row]][None]
         both = (None, stand_ins(gpt2, "delete", (1,), {}))
-        log_p, log_q = (np.asarray(jax.nn.log_softmax(logits_of(gpt2, tokens, s)[0, :-1])) for s in both)
+        log_p, log_q = (
+            np.asarray(jax.nn.log_softmax(logits_of(gpt2, tokens, s)[0, :-1])) for s in both
+        )
         p, targets = np.exp(log_p), tokens[0, 1:]
         assert sums[0].predictions[row] == len(targets)
-        assert sums[1].nats[row] == pytest.approx(-log_p[np.arange(len(targets)), targets].sum(), rel=1e-4)
-        assert sums[0].nats[row] == pytest.approx(-log_q[np.arange(len(targets)), targets].sum(), rel=1e-4)
+        assert sums[1].nats[row] == pytest.approx(
+            -log_p[np.arange(len(targets)), targets].sum(), rel=1e-4
+        )
+        assert sums[0].nats[row] == pytest.approx(
+            -log_q[np.arange(len(targets)), targets].sum(), rel=1e-4
+        )
         assert sums[0].kl[row] == pytest.approx((p * (log_p - log_q)).sum(), rel=1e-3)
         assert sums[0].agree[row] == (p.argmax(-1) == log_q.argmax(-1)).sum()
     rows = quality_rows(sums, {0: {"removed": 1}, 1: {"removed": 0}})
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
     perplexity = next(row for row in rows if row["metric"] == "perplexity" and row["removed"] == 1)
-    assert perplexity["value"] == pytest.approx(np.exp(sums[0].nats.sum() / sums[0].predictions.sum()))
+    assert perplexity["value"] == pytest.approx(
+        np.exp(sums[0].nats.sum() / sums[0].predictions.sum())
+    )
     broken = {0: sums[0]._replace(kl=sums[0].kl * np.nan)}
     assert [row["value"] is None for row in quality_rows(broken, {0: {}})] == [False, True, False]
 
@@ -303,7 +350,9 @@ def test_masked_models_predict_what_is_masked(bert, bert_examples):
 def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text):
     kl, said, losses = {}, [], []
     for method in METHODS:
-        options = prune.Options(score="block_influence", refit="sequential", distil_steps=25, rescore=True, remove=2)
+        options = prune.Options(
+            score="block_influence", refit="sequential", distil_steps=25, rescore=True, remove=2
+        )
         *_, (pruned, _) = plans.prune(whole, method, options, log=said.append)
         sums = compare_on_text(whole.model, text, {0: pruned.sites(whole.model, method)})[0]
         kl[method] = sums.kl.sum() / sums.predictions.sum()
@@ -313,14 +362,23 @@ def test_maps_lose_less_than_deletion_and_distilled_ones_still_less(whole, text)
     assert any(line.startswith("distil step 25/25: loss") for line in said)
     one_batch = small(whole.split, 24)  # so that the steps' losses can be compared
     maps = plans.fit_maps(whole, "map", prune.Options(), (1, 2))
-    distil(whole.model, one_batch, maps, steps=20, log=lambda step, loss: losses.append(loss), log_every=5)
+    distil(
+        whole.model,
+        one_batch,
+        maps,
+        steps=20,
+        log=lambda step, loss: losses.append(loss),
+        log_every=5,
+    )
     assert losses[-1] < 0.98 * losses[0]
 
 
 def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
     split = small(whole.split, 150)
     few = teacher(whole.model, split)
-    original, sequential = (plans.fit_maps(few, "map", prune.Options(refit=refit), (1, 3)) for refit in REFITS)
+    original, sequential = (
+        plans.fit_maps(few, "map", prune.Options(refit=refit), (1, 3)) for refit in REFITS
+    )
     np.testing.assert_array_equal(original[1, 2].W, sequential[1, 2].W)
     tokens, _ = side_by_side(split)
     at = np.arange(split.num_sentences), split.positions
@@ -331,13 +389,18 @@ def test_a_sequential_map_reads_the_stream_that_the_maps_before_left(whole):
     W = np.linalg.lstsq(read.astype(np.float64), wanted.astype(np.float64))[0]
     expected = read @ W
     for maps, alike in ((sequential, True), (original, False)):
-        error = np.linalg.norm(read @ np.asarray(maps[3, 4].W) - expected) / np.linalg.norm(expected)
+        error = np.linalg.norm(read @ np.asarray(maps[3, 4].W) - expected) / np.linalg.norm(
+            expected
+        )
         assert (error < 1e-4) == alike, error
 
 
 def test_distilling_that_diverges_is_told(whole):
     maps = plans.fit_maps(whole, "map", prune.Options(), (1, 2))
-    with pytest.raises(ValueError, match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate"):
+    with pytest.raises(
+        ValueError,
+        match=r"the loss was 0\.\d+ at step 1 and is .* at step 2; lower the learning rate",
+    ):
         distil(whole.model, small(whole.split, 24), maps, steps=4, learning_rate=1e9)
 
 
@@ -348,14 +411,24 @@ def test_distillation_losses_are_their_formulas(whole):
     tokens, real = side_by_side(split)
     assert split.lengths.min() > 1
     keep = ("block.1", "block.2", "block.3")  # h_2, h_3 and h_4
-    target, mapped = (jmat.run(whole.model, tokens, keep=keep, sites=s)[1] for s in (None, {"block.1": maps[1, 2]}))
+    target, mapped = (
+        jmat.run(whole.model, tokens, keep=keep, sites=s)[1]
+        for s in (None, {"block.1": maps[1, 2]})
+    )
     error = [np.square(np.asarray(mapped[k] - target[k], np.float64))[real] for k in keep]
     size = [np.square(np.asarray(target[k], np.float64)).sum(-1)[real] for k in keep]
     plain = np.mean([e.mean(-1) for e in error])
     relative = np.mean([e.sum(-1) / s for e, s in zip(error, size, strict=True)])
     for loss, expected in (("plain", plain), ("relative", relative)):
         said = []
-        distil(whole.model, split, maps, steps=1, loss=loss, log=lambda step, value, said=said: said.append(value))
+        distil(
+            whole.model,
+            split,
+            maps,
+            steps=1,
+            loss=loss,
+            log=lambda step, value, said=said: said.append(value),
+        )
         assert said == [pytest.approx(expected, rel=1e-4)], loss
     with pytest.raises(ValueError, match="loss='squared' is unknown; choose from relative, plain"):
         distil(whole.model, split, maps, loss="squared")
@@ -401,13 +474,18 @@ def test_blocks_chosen_by_kl_again_after_each_merge(whole, text):
     assert first.removed == min(scored.scores, key=scored.scores.get)[:1] != (0,)
     assert second.removed[:1] == first.removed
     assert set(scored.scores) - set(again.scores) == {(first.removed[0], first.removed[0] + 1)}
-    sums = compare_on_text(whole.model, text, {k: p.sites(whole.model, "merge") for k, p in enumerate((first, second))})
+    sums = compare_on_text(
+        whole.model, text, {k: p.sites(whole.model, "merge") for k, p in enumerate((first, second))}
+    )
     assert 0 < sums[0].kl.mean() < sums[1].kl.mean()
 
 
 @pytest.mark.slow
 def test_masked_models_and_half_precision_are_pruned_and_healed(bert_examples):
-    split, text = small(bert_examples.fit, 200), whole_sentences(small(bert_examples.eval, 40), mask_token=4)
+    split, text = (
+        small(bert_examples.fit, 200),
+        whole_sentences(small(bert_examples.eval, 40), mask_token=4),
+    )
     kl = {}
     for dtype, method in (("float32", "map"), ("float32", "distil"), ("bfloat16", "map")):
         masked = teacher(jmat.load(REFERENCE / "bert", dtype=dtype)[0], split, mask_token=4)
@@ -451,16 +529,31 @@ def test_a_sweep_compiles_nothing_new(whole, text):
             compiled.clear()
             programs = stack._block._cache_size()
         distil(whole.model, split, {stretch: linear}, steps=2, kl_weight=0.1)
-        compare_on_text(whole.model, text, {0: stand_ins(whole.model, "map", range(*stretch), {stretch: linear})})
+        compare_on_text(
+            whole.model,
+            text,
+            {0: stand_ins(whole.model, "map", range(*stretch), {stretch: linear})},
+        )
     assert stack._block._cache_size() == programs
     assert not compiled
 
 
 def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
-    """Read off the artists: a tick is shared only by methods that removed the same blocks."""
-    removed = {"delete": ("none", "0", "0,2-3"), "map": ("none", "0", "0,2-3"), "merge": ("none", "2", "2-3")}
+    """Read off the artists: a tick is shared only by methods that removed the same
+    blocks.
+    """
+    removed = {
+        "delete": ("none", "0", "0,2-3"),
+        "map": ("none", "0", "0,2-3"),
+        "merge": ("none", "2", "2-3"),
+    }
     rows = [
-        {"method": method, "removed": k + (k == 2 and "0" in blocks), "blocks": blocks, "metric": metric}
+        {
+            "method": method,
+            "removed": k + (k == 2 and "0" in blocks),
+            "blocks": blocks,
+            "metric": metric,
+        }
         | {"value": 1.0 + k + 10 * m}
         for m, (method, sets) in enumerate(removed.items())
         for k, blocks in enumerate(sets)
@@ -483,7 +576,9 @@ def test_figure_has_a_tick_for_every_set_of_blocks(tmp_path):
 @pytest.mark.slow
 def test_script(tmp_path):
     out = tmp_path / "out"
-    printed, said = run("prune", *on("gpt2", out, method="merge", remove=2, score="block_influence", save="true"))
+    printed, said = run(
+        "prune", *on("gpt2", out, method="merge", remove=2, score="block_influence", save="true")
+    )
     rows = [row for row in rows_of(out) if row.get("removed") == 2]
     assert {row["metric"] for row in rows} == set(study_rows.METRICS)
     blocks = rows[0]["blocks"]

@@ -1,4 +1,6 @@
-"""Types with as many fields have different structures, so that no compiled program of one serves the other."""
+"""Types with as many fields have different structures, so that no compiled program of
+one serves the other.
+"""
 
 import itertools
 
@@ -12,8 +14,20 @@ from jmat.maps.compact import Diagonal, Hadamard, LowRank, Quantised
 
 def test_structures_differ_where_types_do():
     one, two = jnp.ones(4), jnp.ones(4)
-    nodes = [jmat.Add(one), jmat.Scale(one), jmat.Constant(one), Diagonal(one, two), Hadamard(one, two)]
-    nodes += [jmat.Linear(one, two), Quantised(one, two), jmat.Zero(), jmat.Zero(3), jmat.Identity()]
+    nodes = [
+        jmat.Add(one),
+        jmat.Scale(one),
+        jmat.Constant(one),
+        Diagonal(one, two),
+        Hadamard(one, two),
+    ]
+    nodes += [
+        jmat.Linear(one, two),
+        Quantised(one, two),
+        jmat.Zero(),
+        jmat.Zero(3),
+        jmat.Identity(),
+    ]
     for first, second in itertools.combinations(nodes, 2):
         assert jax.tree.structure(first) != jax.tree.structure(second), (first, second)
     for node in nodes:
@@ -23,7 +37,9 @@ def test_structures_differ_where_types_do():
 
 
 def test_leaves_have_the_names_of_their_fields():
-    found = jax.tree_util.tree_leaves_with_path(LowRank(np.ones((4, 1)), np.ones((1, 4)), np.ones(4)))
+    found = jax.tree_util.tree_leaves_with_path(
+        LowRank(np.ones((4, 1)), np.ones((1, 4)), np.ones(4))
+    )
     assert [jax.tree_util.keystr(path) for path, _ in found] == [".A", ".B", ".bias"]
 
 

@@ -12,7 +12,9 @@ from jmat.studies.r2 import pair_rows, r2_rows, resamples
 @pytest.fixture
 def data():
     rng = np.random.default_rng(0)
-    streams = [rng.normal(size=(300, 6)).astype(np.float32) * np.array([1, 1, 1, 1, 1, 500], np.float32)]
+    streams = [
+        rng.normal(size=(300, 6)).astype(np.float32) * np.array([1, 1, 1, 1, 1, 500], np.float32)
+    ]
     streams.append(streams[0] @ rng.normal(size=(6, 6)).astype(np.float32) + 1)
     return streams, rng.integers(4, size=300)
 
@@ -21,7 +23,9 @@ def test_equals_scikit_learn(data):
     (x, y), positions = data
     rows = {row["metric"]: row for row in pair_rows({}, y, x, resamples(positions, samples=20))}
     assert rows["r2"]["value"] == pytest.approx(r2_score(y, x), rel=1e-6)
-    assert rows["r2_weighted"]["value"] == pytest.approx(r2_score(y, x, multioutput="variance_weighted"), rel=1e-6)
+    assert rows["r2_weighted"]["value"] == pytest.approx(
+        r2_score(y, x, multioutput="variance_weighted"), rel=1e-6
+    )
     later = positions > 0
     assert rows["r2_no_first"]["value"] == pytest.approx(r2_score(y[later], x[later]), rel=1e-6)
     assert rows["r2_no_first"]["n"] == later.sum() < rows["r2"]["n"]
@@ -33,7 +37,10 @@ def test_outlier_coordinates_are_left_out(data):
     assert usual_coordinates(x).tolist() == [True] * 5 + [False]
     predicted = x.copy()
     predicted[:, 5] = 0
-    rows = {row["metric"]: row["value"] for row in pair_rows({}, x, predicted, resamples(positions, samples=2))}
+    rows = {
+        row["metric"]: row["value"]
+        for row in pair_rows({}, x, predicted, resamples(positions, samples=2))
+    }
     assert rows["r2_no_outliers"] == pytest.approx(1)
     assert rows["r2"] < 0.9
 
@@ -44,7 +51,10 @@ def test_constant_coordinates_as_scikit_learn(data):
     y[:, 0], y[:, 1] = 3, 4
     predicted = y.copy()
     predicted[:, 1] = 4.5
-    rows = {row["metric"]: row["value"] for row in pair_rows({}, y, predicted, resamples(positions, samples=2))}
+    rows = {
+        row["metric"]: row["value"]
+        for row in pair_rows({}, y, predicted, resamples(positions, samples=2))
+    }
     assert rows["r2"] == pytest.approx(r2_score(y, predicted))
 
 

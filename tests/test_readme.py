@@ -1,4 +1,6 @@
-"""README's figures come out of README's commands, under the versions of requirements.lock."""
+"""README's figures come out of README's commands, under the versions of
+requirements.lock.
+"""
 
 import json
 import os
@@ -33,9 +35,14 @@ def table(heading):
 
 def test_the_lock_has_an_exact_version_for_all_that_jmat_needs():
     lines = (ROOT / "requirements.lock").read_text("utf-8").splitlines()
-    pins = dict(re.fullmatch(r"([a-z0-9._-]+)==(\S+)", line).groups() for line in lines if line[0] != "#")
+    pins = dict(
+        re.fullmatch(r"([a-z0-9._-]+)==(\S+)", line).groups() for line in lines if line[0] != "#"
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wanted = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    wanted = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
     assert len(wanted) > 20
     for requirement in map(Requirement, wanted):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
@@ -47,7 +54,9 @@ def test_readme_names_the_text_of_its_figures():
 
 @pytest.mark.slow
 def test_readme_rows_come_out_again(tmp_path):
-    """Every digit that README prints; with the text of other versions, all within the intervals."""
+    """Every digit that README prints; with the text of other versions, all within the
+    intervals.
+    """
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     flags = ["--model=gpt2-docs", f"--out={tmp_path}"]
     command = [sys.executable, "-m", "experiments.layer_jump", *flags]

@@ -1,6 +1,8 @@
-"""The papers' own reference code gave these figures on two small checkpoints; jmat gives the same, row by row.
+"""The papers' own reference code gave these figures on two small checkpoints; jmat
+gives the same, row by row.
 
-`tests/data/reference` holds the checkpoints, their sentences and what the reference code computed (float32, CPU).
+`tests/data/reference` holds the checkpoints, their sentences and what the reference
+code computed (float32, CPU).
 """
 
 import json
@@ -23,9 +25,9 @@ from jmat.studies.r2 import r2_rows, resamples
 from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites
 
 REFERENCE = pathlib.Path(__file__).parent / "data" / "reference"
-# A post-norm stream lies next to a hyperplane: BERT's h_1 has condition number 2e5, and float32 rounding in the forward
-# pass, which no two implementations share, moves the coefficient across it by a few thousandths. (It is all of W's
-# norm.)
+# A post-norm stream lies next to a hyperplane: BERT's h_1 has condition number 2e5, and float32
+# rounding in the forward pass, which no two implementations share, moves the coefficient across it
+# by a few thousandths. (It is all of W's norm.)
 WEIGHTS = {"mat.1.2": 1e-2, "mat.1.3": 1e-2}
 TOLERANCE = {"r2": 1e-3, "precision": 0.01, "surprisal": 0.01, "layers": 0.02}
 
@@ -64,7 +66,13 @@ def lab(request):
 def key(row):
     lam = row.get("lambda")
     target = row.get("target") if row["metric"] == "r2" else None
-    return row["map"], row.get("layer") if lam is None else None, target, lam and round(lam, 4), row["metric"]
+    return (
+        row["map"],
+        row.get("layer") if lam is None else None,
+        target,
+        lam and round(lam, 4),
+        row["metric"],
+    )
 
 
 def check(got, want):
@@ -85,15 +93,24 @@ def test_maps(lab):
     ours |= {f"{part}.{i}": linear for (part, i), linear in lab.parts.items()}
     for name, reference in lab.maps.items():
         W = np.asarray(ours[name].W)
-        assert np.linalg.norm(W - reference) / np.linalg.norm(reference) < WEIGHTS.get(name, 1e-3), name
+        assert np.linalg.norm(W - reference) / np.linalg.norm(reference) < WEIGHTS.get(
+            name, 1e-3
+        ), name
         source = name.split(".")[1]
-        if name.startswith("mat."):  # and what matters: the same predictions on sentences that neither has seen
+        # and what matters: the same predictions on sentences that neither has seen
+        if name.startswith("mat."):
             x = lab.streams[int(source)]
-            assert np.linalg.norm(x @ W - x @ reference) / np.linalg.norm(x @ reference) < 1e-3, name
+            assert np.linalg.norm(x @ W - x @ reference) / np.linalg.norm(x @ reference) < 1e-3, (
+                name
+            )
 
 
 def test_jumps(lab):
-    want = [r for r in lab.figures if "lambda" not in r and r["metric"] != "r2" and r["map"] in ("mat", "id")]
+    want = [
+        r
+        for r in lab.figures
+        if "lambda" not in r and r["metric"] != "r2" and r["map"] in ("mat", "id")
+    ]
     check(metric_rows(lab.values, lab.L), want)
 
 
@@ -113,14 +130,21 @@ def test_submodules(lab):
     if lab.model.config.causal:
         assert want
     plans = {
-        name: {i: {(p, b): m for (p, b), m in lab.parts.items() if p in parts and b >= i} for i in range(lab.L + 1)}
+        name: {
+            i: {(p, b): m for (p, b), m in lab.parts.items() if p in parts and b >= i}
+            for i in range(lab.L + 1)
+        }
         for name, parts in ABLATIONS.items()
     }
     finals = ablate(lab.model, mask_positions(lab.examples.eval, lab.mask_token), plans)
-    values = evaluate(lab.model, lab.streams[lab.L], {at: (Identity(), final) for at, final in finals.items()})
+    values = evaluate(
+        lab.model, lab.streams[lab.L], {at: (Identity(), final) for at, final in finals.items()}
+    )
     rows = metric_rows(values, lab.L)
     if want:
         check(rows, want)
     else:  # no reference for post-norm; replacing nothing must change nothing
-        same = [row["value"] for row in rows if row["layer"] == lab.L and row["metric"] == "precision@1"]
+        same = [
+            row["value"] for row in rows if row["layer"] == lab.L and row["metric"] == "precision@1"
+        ]
         assert same == [1.0] * len(ABLATIONS)

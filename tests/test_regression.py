@@ -1,4 +1,6 @@
-"""Least squares in float32 against float64, at the condition numbers and scales that activations have."""
+"""Least squares in float32 against float64, at the condition numbers and scales that
+activations have.
+"""
 
 import dataclasses
 
@@ -21,7 +23,9 @@ def _orthogonal(rng, n, d):
 
 
 def _inputs(rng, condition, outlier=1.0):
-    """Inputs [N, D] of the given condition number, with three columns `outlier` times as large."""
+    """Inputs [N, D] of the given condition number, with three columns `outlier` times
+    as large.
+    """
     spectrum = np.geomspace(1, 1 / condition, D)
     X = np.sqrt(N) * (_orthogonal(rng, N, D) * spectrum) @ _orthogonal(rng, D, D).T
     X[:, :3] *= outlier
@@ -45,20 +49,29 @@ def test_recovers_known_map_at_any_condition_number(condition, outlier):
     assert solution.weights.dtype == jnp.float32
     assert int(solution.rank) == D
     assert _relative(X.astype(np.float64) @ weights, Y) < 2e-6
-    # The map itself is only determined up to rounding times the condition number, once the scales are taken out.
-    assert _relative(weights * np.linalg.norm(X, axis=0)[:, None], W * np.linalg.norm(X, axis=0)[:, None]) < max(
-        2e-6, 1e-7 * condition
-    )
+    # The map itself is only determined up to rounding times the condition number, once the scales
+    # are taken out.
+    assert _relative(
+        weights * np.linalg.norm(X, axis=0)[:, None], W * np.linalg.norm(X, axis=0)[:, None]
+    ) < max(2e-6, 1e-7 * condition)
 
 
-@pytest.mark.parametrize(("condition", "outlier", "bound"), [(1e1, 1, 1e-6), (1e3, 1, 1e-5), (1e3, 1000, 1e-5)])
+@pytest.mark.parametrize(
+    ("condition", "outlier", "bound"), [(1e1, 1, 1e-6), (1e3, 1, 1e-5), (1e3, 1000, 1e-5)]
+)
 def test_noisy_predictions_match_float64(condition, outlier, bound):
     rng = np.random.default_rng(1)
     X = _inputs(rng, condition, outlier)
     Y = rng.standard_normal((N, R)).astype(np.float32) + X[:, 3 : 3 + R]
-    expected = LinearRegression(fit_intercept=False).fit(X.astype(np.float64), Y.astype(np.float64)).predict(X)
+    expected = (
+        LinearRegression(fit_intercept=False)
+        .fit(X.astype(np.float64), Y.astype(np.float64))
+        .predict(X)
+    )
     solution = lstsq(X, Y)
-    assert _relative(X.astype(np.float64) @ np.asarray(solution.weights, np.float64), expected) < bound
+    assert (
+        _relative(X.astype(np.float64) @ np.asarray(solution.weights, np.float64), expected) < bound
+    )
     np.testing.assert_allclose(solution.residual, np.sum((Y - expected) ** 2, axis=0), rtol=1e-5)
 
 
@@ -68,7 +81,10 @@ def test_ignores_outliers_where_jax_numpy_does_not():
     W = rng.standard_normal((D, R))
     W[:3] /= 1000
     Y = (X.astype(np.float64) @ W).astype(np.float32)
-    assert _relative(X.astype(np.float64) @ np.asarray(jnp.linalg.lstsq(X, Y)[0], np.float64), Y) > 1e-2
+    assert (
+        _relative(X.astype(np.float64) @ np.asarray(jnp.linalg.lstsq(X, Y)[0], np.float64), Y)
+        > 1e-2
+    )
     assert _relative(X.astype(np.float64) @ np.asarray(lstsq(X, Y).weights, np.float64), Y) < 1e-6
 
 
@@ -93,7 +109,8 @@ def test_rank_deficient_gives_the_minimum_norm_solution(kind, outlier):
     assert _relative(solution.weights, expected) < 2e-4
     assert np.linalg.norm(solution.weights) <= np.linalg.norm(expected) * (1 + 1e-4)
     assert solution.describe() == (
-        f"rank {rank} of 40: linearly dependent input coordinates; the minimum-norm solution is used"
+        f"rank {rank} of 40: linearly dependent input coordinates; the minimum-norm solution is "
+        "used"
     )
 
 
@@ -103,10 +120,14 @@ def test_fewer_examples_than_dimensions(intercept):
     X = rng.standard_normal((24, 60)).astype(np.float32)
     X[:, 7] *= 100
     Y = rng.standard_normal((24, 3)).astype(np.float32)
-    reference = LinearRegression(fit_intercept=intercept).fit(X.astype(np.float64), Y.astype(np.float64))
+    reference = LinearRegression(fit_intercept=intercept).fit(
+        X.astype(np.float64), Y.astype(np.float64)
+    )
     solution = lstsq(X, Y, intercept=intercept)
     assert int(solution.rank) == 24 - intercept
-    assert solution.describe().startswith(f"rank {24 - intercept} of 60: fewer examples than dimensions")
+    assert solution.describe().startswith(
+        f"rank {24 - intercept} of 60: fewer examples than dimensions"
+    )
     assert _relative(solution.weights, reference.coef_.T) < 1e-5
     assert np.all(np.asarray(solution.residual) < 1e-7)
     if intercept:
@@ -121,7 +142,9 @@ def test_intercept_survives_a_large_offset():
     solution = lstsq(X, Y, intercept=True)
     assert solution.bias is not None
     assert _relative(solution.weights, W) < 1e-4
-    prediction = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) + np.asarray(solution.bias)
+    prediction = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) + np.asarray(
+        solution.bias
+    )
     assert _relative(prediction, Y) < 1e-6
     assert lstsq(X, Y).bias is None
 
@@ -132,7 +155,9 @@ def test_intercept_of_many_examples_far_from_zero():
     X = (rng.standard_normal((9000, 4)) + 3000 * rng.standard_normal(4)).astype(np.float32)
     Y = (X.astype(np.float64) @ rng.standard_normal((4, 3))).astype(np.float32)
     solution = lstsq(X, Y, intercept=True)
-    prediction = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) + np.asarray(solution.bias)
+    prediction = X.astype(np.float64) @ np.asarray(solution.weights, np.float64) + np.asarray(
+        solution.bias
+    )
     np.testing.assert_allclose(prediction.mean(0), Y.astype(np.float64).mean(0), rtol=0, atol=5e-3)
 
 
@@ -153,7 +178,9 @@ def test_ridge_matches_scikit_learn(ridge, n, intercept):
     rng = np.random.default_rng(7)
     X = _inputs(rng, 1e2, 100)[:n]
     Y = (3 + rng.standard_normal((n, R))).astype(np.float32)
-    reference = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(X.astype(np.float64), Y.astype(np.float64))
+    reference = Ridge(ridge, fit_intercept=intercept, solver="svd").fit(
+        X.astype(np.float64), Y.astype(np.float64)
+    )
     solution = lstsq(X, Y, ridge=ridge, intercept=intercept)
     assert _relative(solution.weights, reference.coef_.T) < 1e-4
     if n == 20:
@@ -196,7 +223,9 @@ def test_stacked_targets_equal_separate_fits():
     Y = rng.standard_normal((N, 2 * R)).astype(np.float32)
     stacked = lstsq(X, Y)
     for part in (slice(0, R), slice(R, 2 * R)):
-        np.testing.assert_allclose(stacked.weights[:, part], lstsq(X, Y[:, part]).weights, atol=1e-6)
+        np.testing.assert_allclose(
+            stacked.weights[:, part], lstsq(X, Y[:, part]).weights, atol=1e-6
+        )
 
 
 def test_half_precision_is_solved_in_float32():
@@ -227,7 +256,9 @@ def test_factors_serve_any_targets(how):
         for Y in targets:
             want, got = lstsq(X, Y, **how), factors.solve(Y, residual=False)
             assert got.residual is None
-            jax.tree.map(np.testing.assert_array_equal, got, dataclasses.replace(want, residual=None))
+            jax.tree.map(
+                np.testing.assert_array_equal, got, dataclasses.replace(want, residual=None)
+            )
             centred = Y - Y.mean(0) if "intercept" in how else Y
             plain = lstsq(X, Y, intercept="intercept" in how)
             explained = 1 - plain.residual.sum() / np.square(centred).sum()
@@ -246,7 +277,9 @@ def test_few_examples_far_from_zero_have_no_direction_of_rounding(n, mean):
     others = X.mean(0, dtype=np.float64) + rng.standard_normal((50, D))
     solution = lstsq(X, Y, intercept=True)
     assert int(solution.rank) == n - 1
-    exact = np.linalg.lstsq(X - X.mean(0, dtype=np.float64), Y - Y.mean(0, dtype=np.float64), rcond=1e-9)[0]
+    exact = np.linalg.lstsq(
+        X - X.mean(0, dtype=np.float64), Y - Y.mean(0, dtype=np.float64), rcond=1e-9
+    )[0]
     expected = (others - X.mean(0, dtype=np.float64)) @ exact + Y.mean(0, dtype=np.float64)
     got = others @ np.asarray(solution.weights, np.float64) + np.asarray(solution.bias, np.float64)
     assert np.linalg.norm(got - expected) < 1e-6 * mean * np.linalg.norm(expected)
@@ -267,7 +300,9 @@ def test_an_outlier_costs_a_deficient_source_nothing(scale, n):
 
 
 def test_values_whose_squares_overflow_are_refused():
-    with pytest.raises(ValueError, match=r"the values of X reach .*e\+18, where sums of squares overflow"):
+    with pytest.raises(
+        ValueError, match=r"the values of X reach .*e\+18, where sums of squares overflow"
+    ):
         lstsq(np.full((900, 2), 2e18, np.float32), np.ones((900, 1), np.float32))
 
 
@@ -295,7 +330,9 @@ def test_solution_is_a_pytree():
 def test_non_finite_values_are_counted_and_named(name, bad):
     data = {"X": np.ones((6, 3), np.float32), "Y": np.ones((6, 2), np.float32)}
     data[name][1:3, 0] = bad
-    with pytest.raises(ValueError, match=f"2 of the {data[name].size} values of {name} are NaN or infinite"):
+    with pytest.raises(
+        ValueError, match=f"2 of the {data[name].size} values of {name} are NaN or infinite"
+    ):
         lstsq(**data)
 
 

@@ -23,22 +23,43 @@ def _row(**fields):
 
 def test_every_file_is_announced_before_it_is_written(tmp_path):
     announced = {}
-    files = {("a.html", "a.json"): lambda folder: [(folder / name).touch() for name in ("a.html", "a.json")]}
+    files = {
+        ("a.html", "a.json"): lambda folder: [
+            (folder / name).touch() for name in ("a.html", "a.json")
+        ]
+    }
     info = MapsInfo("tiny", "hash", "din2023", "docs", 9, 0, "float32")
     results = Results("r2", [_row()], CONFIG, maps_info=info, files=files)
-    written = results.save(tmp_path, before=lambda name: announced.update({name: (tmp_path / name).exists()}))
+    written = results.save(
+        tmp_path, before=lambda name: announced.update({name: (tmp_path / name).exists()})
+    )
     assert announced == dict.fromkeys(("a.html", "a.json", *MAPS_FILES), False)
-    assert set(written) == {"results.json", *announced} == {path.name for path in tmp_path.iterdir()}
+    assert (
+        set(written) == {"results.json", *announced} == {path.name for path in tmp_path.iterdir()}
+    )
 
 
 def test_results_come_back_with_what_they_depend_on(tmp_path):
-    rows = [_row(value=np.float32(0.25), n=np.int64(9)), _row(value=None, note="no such layer"), _row(ok=True)]
+    rows = [
+        _row(value=np.float32(0.25), n=np.int64(9)),
+        _row(value=None, note="no such layer"),
+        _row(ok=True),
+    ]
     written = write_results(tmp_path, "r2", CONFIG, rows)
     assert read_results(tmp_path) == written
     assert (written["experiment"], written["config"]) == ("r2", CONFIG)
     assert written["rows"][0] == {**_row(), "value": 0.25}
     environment = written["environment"]
-    assert {"jmat", "jax", "jaxlib", "flax", "numpy", "python", "platform", "devices"} <= environment.keys()
+    assert {
+        "jmat",
+        "jax",
+        "jaxlib",
+        "flax",
+        "numpy",
+        "python",
+        "platform",
+        "devices",
+    } <= environment.keys()
     assert environment["jax"] == jax.__version__
     processor, _, cores = environment["cpu"].rpartition(", ")
     assert cores == f"{os.cpu_count()} cores"
@@ -108,14 +129,23 @@ def test_a_changed_figure_is_noticed(tmp_path):
 
 def test_table_has_layers_down_and_metrics_across():
     rows = [
-        _row(map=name, layer=layer, metric=metric, value=layer / 10 + (name == "id") / 100, low=0.0, high=1.0)
+        _row(
+            map=name,
+            layer=layer,
+            metric=metric,
+            value=layer / 10 + (name == "id") / 100,
+            low=0.0,
+            high=1.0,
+        )
         for name in ("mat", "id")
         for metric in ("surprisal", "precision@1", "r2")
         for layer in (10, 2, 0)
     ]
     del rows[0]  # mat, surprisal, layer 10
     rows += [{"metric": "r2", "value": 1.0}]  # belongs to no layer: not in this table
-    assert format_table(rows, index="layer", columns=("metric", "map"), metrics=("precision@1", "surprisal")) == (
+    assert format_table(
+        rows, index="layer", columns=("metric", "map"), metrics=("precision@1", "surprisal")
+    ) == (
         "       precision@1   surprisal\n"
         "layer    mat     id    mat     id\n"
         "─────────────────────────────────\n"

@@ -28,7 +28,10 @@ def files(room: str) -> list[pathlib.Path]:
 
 
 def test_every_module_stands_in_a_room():
-    inside = {path.relative_to(ROOT / "jmat").parts[0].removesuffix(".py") for path in (ROOT / "jmat").rglob("*.py")}
+    inside = {
+        path.relative_to(ROOT / "jmat").parts[0].removesuffix(".py")
+        for path in (ROOT / "jmat").rglob("*.py")
+    }
     assert inside == {*ROOMS, "__init__"}
 
 
@@ -36,7 +39,11 @@ def test_every_module_stands_in_a_room():
 def test_a_room_imports_those_below_it(room):
     above = {"experiments", "tests", *(f"jmat.{other}" for other in ROOMS[ROOMS.index(room) + 1 :])}
     for path in files(room):
-        found = {name for name in imported(path) if any(name == up or name.startswith(f"{up}.") for up in above)}
+        found = {
+            name
+            for name in imported(path)
+            if any(name == up or name.startswith(f"{up}.") for up in above)
+        }
         assert not found, f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
         assert "jmat" not in imported(path), f"{path.relative_to(ROOT)} imports the whole library"
 
@@ -46,10 +53,18 @@ def test_what_only_some_may_import():
     for module, rooms in may.items():
         for path in sorted((ROOT / "jmat").rglob("*.py")):
             room = path.relative_to(ROOT / "jmat").parts[0]
-            found = {name for name in imported(path) if name == module or name.startswith(f"{module}.")}
-            assert not found or room in rooms, f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
+            found = {
+                name for name in imported(path) if name == module or name.startswith(f"{module}.")
+            }
+            assert not found or room in rooms, (
+                f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
+            )
 
 
 def test_reports_touch_no_model():
     for path in files("report"):
-        assert not {name for name in imported(path) if name.startswith(("jmat.forward", "jmat.capture", "jmat.models"))}
+        assert not {
+            name
+            for name in imported(path)
+            if name.startswith(("jmat.forward", "jmat.capture", "jmat.models"))
+        }

@@ -1,4 +1,6 @@
-"""Maps come out the same from stored activations and from streaming statistics, on sampled and on all tokens."""
+"""Maps come out the same from stored activations and from streaming statistics, on
+sampled and on all tokens.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,10 @@ from tests.test_streaming import few, in_memory
 @pytest.mark.parametrize(("targets", "intercept"), [("all", False), ("final", True)])
 def test_maps_of_both_routes_predict_the_same(family, tolerance, targets, intercept, request):
     # A post-norm stream is all but dependent: the activations' own rounding shows in BERT's maps.
-    model, split = request.getfixturevalue(family), few(request.getfixturevalue(f"{family}_examples").fit, 700)
+    model, split = (
+        request.getfixturevalue(family),
+        few(request.getfixturevalue(f"{family}_examples").fit, 700),
+    )
     mask_token, L = {"gpt2": None, "bert": 4}[family], model.config.layers
     seen = mask_positions(split, mask_token)
     acts = list(capture(model, seen, stream_sites(L)).values())
@@ -31,7 +36,10 @@ def test_maps_of_both_routes_predict_the_same(family, tolerance, targets, interc
     assert len(want) == (L if targets == "final" else L * (L + 1) // 2)
     for i, j in want:
         y = np.asarray(want[i, j](acts[i]))
-        assert np.linalg.norm(y - np.asarray(got[i, j](acts[i]))) < tolerance * np.linalg.norm(y), (i, j)
+        assert np.linalg.norm(y - np.asarray(got[i, j](acts[i]))) < tolerance * np.linalg.norm(y), (
+            i,
+            j,
+        )
     for i, solution in solutions.items():
         assert (streamed[i].n, int(streamed[i].rank)) == (700, int(solution.rank))
         assert streamed[i].weights.shape == solution.weights.shape
@@ -57,11 +65,15 @@ def test_the_smaller_route_is_chosen_and_why():
 
 
 def agree(one, other, tolerance):
-    """Rows of two runs: the same, with the same counts, and values alike; counted things may differ in one example."""
+    """Rows of two runs: the same, with the same counts, and values alike; counted
+    things may differ in one example.
+    """
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
         drop = {"value", "low", "high"}
-        assert {k: v for k, v in a.items() if k not in drop} == {k: v for k, v in b.items() if k not in drop}
+        assert {k: v for k, v in a.items() if k not in drop} == {
+            k: v for k, v in b.items() if k not in drop
+        }
         counted = a["metric"].startswith(("precision", "recall"))
         assert abs(a["value"] - b["value"]) <= (1 / a["n"] if counted else tolerance) + 1e-9, (a, b)
 
@@ -70,7 +82,13 @@ def agree(one, other, tolerance):
 def test_results_of_both_routes_agree(tmp_path):
     arrays = cut_examples(tmp_path / "gpt2.npz", "gpt2", (500, 60))
     cut_examples(tmp_path / "bert.npz", "bert", (500, 60))
-    every = {"fit_tokens": "all", "protocol": "jmat", "skip_first": 2, "targets": "final", "intercept": True}
+    every = {
+        "fit_tokens": "all",
+        "protocol": "jmat",
+        "skip_first": 2,
+        "targets": "final",
+        "intercept": True,
+    }
     said = [
         run(script, *on(family, tmp_path / f"{kind}-{route}", route=route, **flags))[1]
         for kind, script, family, flags in (
@@ -84,8 +102,11 @@ def test_results_of_both_routes_agree(tmp_path):
     every_token = np.maximum(arrays["fit_lengths"] - 2, 0).sum()
     for kind, read in {"sampled": (500, 10), "masked": (500, 6), "all": (every_token, 4)}.items():
         rows = [rows_of(tmp_path / f"{kind}-{route}") for route in ("auto", "streaming")]
-        agree(*rows, tolerance=1e-3 if kind == "masked" else 1e-4)  # BERT's streams are all but dependent
+        # BERT's streams are all but dependent
+        agree(*rows, tolerance=1e-3 if kind == "masked" else 1e-4)
         for route in ("auto", "streaming"):
             maps, info = read_maps(tmp_path / f"{kind}-{route}")
             assert (info.n, len(maps)) == read
-            assert info.protocol == ("jmat, all tokens, skip_first=2" if kind == "all" else "din2023")
+            assert info.protocol == (
+                "jmat, all tokens, skip_first=2" if kind == "all" else "din2023"
+            )

@@ -8,7 +8,10 @@ import pytest
 from experiments.pretraining.tokenizers import train_bpe, train_wordpiece
 from jmat.data import make_examples, tokenize
 
-TEXT = [f"The function number {n} returns {'a list of ' * (n % 7)}values for key {n * n}." for n in range(400)]
+TEXT = [
+    f"The function number {n} returns {'a list of ' * (n % 7)}values for key {n * n}."
+    for n in range(400)
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,10 @@ def test_long_text_is_cut_and_counted(bpe, wordpiece, caplog):
     assert len(cut) == 8
     assert (cut[0], cut[-1]) == (wordpiece.cls_token_id, wordpiece.sep_token_id)
     assert len(short) < 8
-    whole, first = tokenize([long], bpe, 100, special_tokens=False), tokenize([long], bpe, 4, special_tokens=False)
+    whole, first = (
+        tokenize([long], bpe, 100, special_tokens=False),
+        tokenize([long], bpe, 4, special_tokens=False),
+    )
     np.testing.assert_array_equal(first[0], whole[0][:4])
 
 
@@ -51,7 +57,9 @@ def test_sentences_without_tokens_are_left_out(bpe, wordpiece):
 
 
 def test_din2023_draws_every_position_alike(wordpiece):
-    """Chi-squared over the relative position; [CLS], position 0, and [SEP] are as likely as any other."""
+    """Chi-squared over the relative position; [CLS], position 0, and [SEP] are as
+    likely as any other.
+    """
     sentences = ["The function returns a list of values for key 7."] * 1500
     split = make_examples(
         sentences, sentences[:1], wordpiece, protocol="din2023", max_length=64, seed=0, masked=True
@@ -65,10 +73,14 @@ def test_din2023_draws_every_position_alike(wordpiece):
 
 
 def test_din2023_gives_causal_models_what_stands_in_front(bpe, wordpiece):
-    split = make_examples(TEXT, TEXT[:9], bpe, protocol="din2023", max_length=64, seed=0, masked=False).fit
+    split = make_examples(
+        TEXT, TEXT[:9], bpe, protocol="din2023", max_length=64, seed=0, masked=False
+    ).fit
     assert bpe.decode(split.tokens[: split.lengths[0]]) == TEXT[0]
     assert (split.positions == 0).any()
-    split = make_examples(TEXT, TEXT[:9], wordpiece, protocol="din2023", max_length=64, seed=0, masked=False).fit
+    split = make_examples(
+        TEXT, TEXT[:9], wordpiece, protocol="din2023", max_length=64, seed=0, masked=False
+    ).fit
     assert (split.tokens[split.starts] == wordpiece.cls_token_id).all()
     assert (split.positions == 0).any()
     assert wordpiece.sep_token_id not in split.tokens
@@ -80,7 +92,10 @@ def test_jmat_draws_different_eligible_positions(bpe, wordpiece):
     assert split.num_sentences == len(TEXT)  # "T" is one token, and the first is never read
     counts = np.bincount(split.rows)
     np.testing.assert_array_equal(counts, np.minimum(12, split.lengths - 1))
-    assert len({*zip(split.rows.tolist(), split.positions.tolist(), strict=True)}) == split.num_examples
+    assert (
+        len({*zip(split.rows.tolist(), split.positions.tolist(), strict=True)})
+        == split.num_examples
+    )
     assert split.positions.min() == 1
 
     split = make_examples(TEXT, TEXT[:9], wordpiece, masked=True, **options).fit
@@ -94,7 +109,9 @@ def test_jmat_draws_different_eligible_positions(bpe, wordpiece):
 
 def test_a_position_depends_on_its_own_sentence_and_on_how_often_it_was_seen(bpe):
     def positions(text):
-        examples = make_examples(text, TEXT[:1], bpe, protocol="din2023", max_length=64, seed=0, masked=False)
+        examples = make_examples(
+            text, TEXT[:1], bpe, protocol="din2023", max_length=64, seed=0, masked=False
+        )
         return examples.fit.positions.tolist()
 
     whole = positions(TEXT)
@@ -105,7 +122,9 @@ def test_a_position_depends_on_its_own_sentence_and_on_how_often_it_was_seen(bpe
 
 def test_the_seed_decides_the_positions(bpe):
     def positions(seed):
-        examples = make_examples(TEXT[:60], TEXT[:60], bpe, protocol="din2023", max_length=64, seed=seed, masked=False)
+        examples = make_examples(
+            TEXT[:60], TEXT[:60], bpe, protocol="din2023", max_length=64, seed=seed, masked=False
+        )
         return examples.fit.positions.tolist(), examples.eval.positions.tolist()
 
     assert positions(3) == positions(3)

@@ -1,4 +1,6 @@
-"""Every script: each flag is a setting of its study, none is lost, and its folder is claimed for what it writes."""
+"""Every script: each flag is a setting of its study, none is lost, and its folder is
+claimed for what it writes.
+"""
 
 import dataclasses
 import importlib
@@ -37,7 +39,13 @@ READ = {
     "tasks": {"text", "tasks"},
 }
 NOT_FLAGS = {"snapshot_folder"}  # a script says where
-LISTS = {"layers": ["1", "2"], "sizes": ["7", "9"], "maps": ["mat_ffn"], "method": ["map"], "studies": ["r2", "peek"]}
+LISTS = {
+    "layers": ["1", "2"],
+    "sizes": ["7", "9"],
+    "maps": ["mat_ffn"],
+    "method": ["map"],
+    "studies": ["r2", "peek"],
+}
 SAVE = {"save": {"method": ["map"]}, "score_sentences": {}}  # settings that need another one
 
 
@@ -54,7 +62,11 @@ def other(flag):
         return next(value for value in values if value != flag.default)
     if flag.boolean:
         return not flag.default
-    return 3 if flag.default is None else type(flag.default)(flag.default + 1 if flag.default != 0.05 else 0.5)
+    return (
+        3
+        if flag.default is None
+        else type(flag.default)(flag.default + 1 if flag.default != 0.05 else 0.5)
+    )
 
 
 @pytest.fixture(params=STUDIES)
@@ -103,15 +115,19 @@ def test_no_flag_of_a_script_is_lost(script):
     settings = {field.name for field in dataclasses.fields(options_of(name))}
     common = {field.name for field in dataclasses.fields(Settings)}
     assert own - shared - settings == READ.get(name, set())
-    read = {"seed", "tokens_per_batch"} if name == "tasks" else {"seed", "intercept", "tokens_per_batch"}
+    read = (
+        {"seed", "tokens_per_batch"}
+        if name == "tasks"
+        else {"seed", "intercept", "tokens_per_batch"}
+    )
     assert common & own == read
 
 
 MAPS = {"maps.safetensors", "maps.json"}
 SNAPSHOTS = "checkpoints"
 LINEARITY = {"linearity.png", "geometry.png", "errors.png", SNAPSHOTS}
-# Script and flags → what it writes beside results.json, the flags that may name files, whether it needs a head, and
-# whether several processes may run it.
+# Script and flags → what it writes beside results.json, the flags that may name files, whether it
+# needs a head, and whether several processes may run it.
 CLAIMS = [
     ("layer_jump", {}, {"layer_jump.png", *MAPS, SNAPSHOTS}, (), True, True),
     ("r2", {}, {"r2.png", *MAPS, SNAPSHOTS}, (), False, True),
@@ -132,7 +148,9 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize(("script", "given", "writes", "reads", "head", "many"), CLAIMS)
-def test_scripts_claim_what_they_write_and_name_what_they_read(script, given, writes, reads, head, many, monkeypatch):
+def test_scripts_claim_what_they_write_and_name_what_they_read(
+    script, given, writes, reads, head, many, monkeypatch
+):
     seen = {}
 
     def start(experiment, **how):
@@ -156,9 +174,27 @@ OWN_CLAIMS = [
     ("tasks", {"text": "{text}"}, "claim", ("text", "tasks"), set()),
     ("verify", {"text": "Yes."}, "claim_folder", ("model",), set()),
     ("benchmark", {"model": None, "smoke": True, "shape": "tiny"}, "claim_folder", (), set()),
-    ("bundled_quality", {"model": None, "corpus": "{text}"}, "claim_folder", ("gpt2", "bert", "corpus"), set()),
-    ("pretrain", {"model": None, "corpus": "{text}"}, "claim_folder", ("corpus",), {"model", "steps", "checkpoints"}),
-    ("regularizer_study", {"model": None, "kinds": "none"}, "claim_folder", (), {"regularizer_study.png"}),
+    (
+        "bundled_quality",
+        {"model": None, "corpus": "{text}"},
+        "claim_folder",
+        ("gpt2", "bert", "corpus"),
+        set(),
+    ),
+    (
+        "pretrain",
+        {"model": None, "corpus": "{text}"},
+        "claim_folder",
+        ("corpus",),
+        {"model", "steps", "checkpoints"},
+    ),
+    (
+        "regularizer_study",
+        {"model": None, "kinds": "none"},
+        "claim_folder",
+        (),
+        {"regularizer_study.png"},
+    ),
 ]
 
 
@@ -201,7 +237,12 @@ def test_the_flags_of_the_model_count_as_read_and_overwrite_arrives(script, give
     assert (seen["experiment"], seen["config"]["seed"]) == (script, 5)
 
 
-MODEL_FLAGS = {"dtype": "bfloat16", "ignore_config": "odd", "revision": "v2", "shard_parameters": True}
+MODEL_FLAGS = {
+    "dtype": "bfloat16",
+    "ignore_config": "odd",
+    "revision": "v2",
+    "shard_parameters": True,
+}
 # Script → the function that loads its model, and the flags of the model that must arrive there.
 LOADERS = {
     "layer_jump": ("common.load", ("dtype", "ignore_config", "revision", "shard_parameters")),
@@ -242,7 +283,13 @@ def test_the_flags_of_the_model_arrive_where_it_is_loaded(script, monkeypatch):
 @pytest.mark.parametrize(("name", "revision"), [("other/model", None), ("step-3", "step-3")])
 def test_another_checkpoint_is_loaded_as_the_model_is(name, revision, monkeypatch):
     with loaded("linearity") as module:
-        words = ["--dtype=bfloat16", "--shard_parameters", "--ignore_config=odd", "--model=some/model", "--revision=v2"]
+        words = [
+            "--dtype=bfloat16",
+            "--shard_parameters",
+            "--ignore_config=odd",
+            "--model=some/model",
+            "--revision=v2",
+        ]
         flags.FLAGS(["experiments.linearity", *words])
         monkeypatch.setattr(module, "find", lambda source, *, revision: (source, revision))
         monkeypatch.setattr(module, "fields_among", lambda place, fields: (place, *fields))
@@ -273,7 +320,9 @@ NOT_GIVEN = {
 }
 
 
-@pytest.mark.parametrize("study", [name for name in STUDIES if name not in ("cross_corpus", "tasks", "report")])
+@pytest.mark.parametrize(
+    "study", [name for name in STUDIES if name not in ("cross_corpus", "tasks", "report")]
+)
 def test_a_study_of_the_report_is_described_as_by_its_own_script(study, monkeypatch):
     seen = {}
 
@@ -295,7 +344,13 @@ def test_a_study_of_the_report_is_described_as_by_its_own_script(study, monkeypa
         settings = dataclasses.asdict(options_of(study)(seed=5)) | {"model": "some"}
         config = seen["described"](Results(study, [], settings))
     settings = {name: value for name, value in settings.items() if not name.startswith("snapshot_")}
-    shared = {"num_fit": 7, "num_eval": 3000, "corpus": "docs", "seed": 0, **NOT_GIVEN.get(study, {})}
+    shared = {
+        "num_fit": 7,
+        "num_eval": 3000,
+        "corpus": "docs",
+        "seed": 0,
+        **NOT_GIVEN.get(study, {}),
+    }
     assert {name: config[name] for name in {*settings, *shared}} == settings | shared
     assert (seen["folder"], seen["say"]) == (pathlib.Path("x"), None)
     with loaded(study) as module:

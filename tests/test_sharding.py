@@ -1,4 +1,6 @@
-"""A model whose parameters are split over four devices computes what a replicated one does."""
+"""A model whose parameters are split over four devices computes what a replicated one
+does.
+"""
 
 import jax
 import numpy as np
@@ -12,7 +14,14 @@ from jmat.capture.stream import stream_moments
 from jmat.forward import logits
 from jmat.maps.types import Identity
 from jmat.models import stack
-from jmat.runtime.mesh import data_mesh, gathered, parameter_sharding, place, replicate, shard_parameters
+from jmat.runtime.mesh import (
+    data_mesh,
+    gathered,
+    parameter_sharding,
+    place,
+    replicate,
+    shard_parameters,
+)
 from jmat.studies.evaluation import evaluate
 from tests import hf
 from tests.families import BY_NAME
@@ -33,7 +42,9 @@ def device_bytes(model):
 
 
 def close(got, want):
-    np.testing.assert_allclose(np.asarray(got), np.asarray(want), atol=1e-6 * float(np.abs(want).max()))
+    np.testing.assert_allclose(
+        np.asarray(got), np.asarray(want), atol=1e-6 * float(np.abs(want).max())
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -70,7 +81,8 @@ def test_blocks_gather_their_parameters_inside_the_program(gpt2):
 
 
 def test_gathering_programs_have_ended_when_the_next_one_starts(gpt2):
-    # Otherwise CPU devices wait for one another for ever, now and then: see `jmat.runtime.mesh.settled`.
+    # Otherwise CPU devices wait for one another for ever, now and then: see
+    # `jmat.runtime.mesh.settled`.
     sharded, tokens = shard_parameters(data_mesh(), gpt2), np.zeros((64, 100), np.int32)
     for _ in range(3):
         x, context = forward.enter(sharded, tokens)

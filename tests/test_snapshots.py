@@ -1,4 +1,6 @@
-"""A killed pass goes on and ends with the same bits; snapshots that are foreign or cannot be written are named."""
+"""A killed pass goes on and ends with the same bits; snapshots that are foreign or
+cannot be written are named.
+"""
 
 import os
 import shutil
@@ -23,7 +25,9 @@ TOTAL = 6
 
 
 def sums(done, state, stop_at=None):
-    """Adds up 1/1, 1/2, .. 1/TOTAL, in float64; the process is told to stop while it is at batch `stop_at`."""
+    """Adds up 1/1, 1/2, .. 1/TOTAL, in float64; the process is told to stop while it is
+    at batch `stop_at`.
+    """
     add = jax.jit(lambda total, x: total + 1 / x, donate_argnums=0)
     for k in range(done + 1, TOTAL + 1):
         if k == stop_at:
@@ -50,10 +54,13 @@ def test_a_pass_goes_on_after_sigterm_with_the_same_bits(tmp_path):
     assert got["sum"].dtype == jnp.float64
     np.testing.assert_array_equal(got["sum"], want["sum"])
     np.testing.assert_allclose(got["sum"][7], sum(1 / k for k in range(1, 7)), rtol=1e-15)
-    assert steps(kept.folder) == [3, 6]  # there was one before, so the last state is kept for what comes next
+    # there was one before, so the last state is kept for what comes next
+    assert steps(kept.folder) == [3, 6]
     again = go_on(sums, nothing(), TOTAL, kept)
     np.testing.assert_array_equal(again["sum"], want["sum"])
-    assert [message.split(",")[0] for message in said] == [f"going on after batch {k} of 6" for k in (3, 6)]
+    assert [message.split(",")[0] for message in said] == [
+        f"going on after batch {k} of 6" for k in (3, 6)
+    ]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -77,13 +84,16 @@ def test_a_snapshot_holds_the_state_of_its_batch_though_that_is_used_up(tmp_path
     assert steps(tmp_path) == [5, 6]
     for step in steps(tmp_path):
         there = np.frombuffer((tmp_path / str(step) / "default" / "sums").read_bytes()[:-12])
-        np.testing.assert_allclose(there, np.full(600, sum(1 / k for k in range(1, step + 1))), rtol=1e-15)
+        np.testing.assert_allclose(
+            there, np.full(600, sum(1 / k for k in range(1, step + 1))), rtol=1e-15
+        )
 
 
 def test_snapshots_of_something_else_are_refused(tmp_path):
     go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a", "devices": 4}))
     with pytest.raises(
-        ValueError, match=r"of another run \(model was a and is b; devices was 4 and is 1\): make that as it was"
+        ValueError,
+        match=r"of another run \(model was a and is b; devices was 4 and is 1\): make that as it was",
     ):
         go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "b", "devices": 1}))
 
@@ -93,7 +103,10 @@ def test_snapshots_of_something_else_are_refused(tmp_path):
     [
         (lambda content: content[:-20], "expected 4812 bytes, got 4792"),
         (lambda content: content + b"more", "expected 4812 bytes, got 4816"),
-        (lambda content: content[:77] + bytes([content[77] ^ 1]) + content[78:], "its checksum is another one"),
+        (
+            lambda content: content[:77] + bytes([content[77] ^ 1]) + content[78:],
+            "its checksum is another one",
+        ),
     ],
     ids=["cut", "longer", "one bit"],
 )
@@ -106,9 +119,10 @@ def test_a_damaged_snapshot_is_left_out(tmp_path, damage, reason):
         got = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {}, said.append))
         np.testing.assert_array_equal(got["sum"], want["sum"])
         assert steps(tmp_path) == [5, 6]
-        assert [f"snapshot {step} in {tmp_path} is damaged ({reason}): it is left out" for step in damaged[::-1]] == (
-            said if then is None else said[:-1]
-        )
+        assert [
+            f"snapshot {step} in {tmp_path} is damaged ({reason}): it is left out"
+            for step in damaged[::-1]
+        ] == (said if then is None else said[:-1])
         assert then is None or said[-1].startswith(then)
         said.clear()
 
@@ -116,7 +130,11 @@ def test_a_damaged_snapshot_is_left_out(tmp_path, damage, reason):
 @pytest.mark.parametrize(("of", "under"), [(5, 6), (5, 4), (6, 5), (6, 7), (6, 999999)])
 @pytest.mark.parametrize("whole", [True, False], ids=["the folder", "the sums alone"])
 def test_a_snapshot_under_another_number_is_left_out(tmp_path, of, under, whole):
-    want, said, part = go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a"})), [], "default/sums"
+    want, said, part = (
+        go_on(sums, nothing(), TOTAL, Snapshots(tmp_path, 0, {"model": "a"})),
+        [],
+        "default/sums",
+    )
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / f"{of}", copy)
     if not whole and under <= TOTAL:
@@ -133,7 +151,11 @@ def test_a_snapshot_under_another_number_is_left_out(tmp_path, of, under, whole)
     np.testing.assert_array_equal(got["sum"], want["sum"])
     assert steps(tmp_path) == [5, 6]
     if whole or under in (5, 6):
-        reason = f"it is that after batch {of} under another number" if under <= TOTAL else "there are only 6 batches"
+        reason = (
+            f"it is that after batch {of} under another number"
+            if under <= TOTAL
+            else "there are only 6 batches"
+        )
         assert said[0] == f"snapshot {under} in {tmp_path} is damaged ({reason}): it is left out"
 
 
@@ -176,13 +198,19 @@ def test_discarded_snapshots_are_gone(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(OSError, match=r"^cannot write a snapshot in .*/checkpoints/fit: Not a directory; those"):
+    with pytest.raises(
+        OSError, match=r"^cannot write a snapshot in .*/checkpoints/fit: Not a directory; those"
+    ):
         go_on(sums, nothing(), TOTAL, Snapshots(tmp_path / "checkpoints" / "fit", 0, {}))
 
 
-def test_moments_go_on_with_the_same_bits_on_four_devices(gpt2, gpt2_examples, tmp_path, monkeypatch):
+def test_moments_go_on_with_the_same_bits_on_four_devices(
+    gpt2, gpt2_examples, tmp_path, monkeypatch
+):
     lengths = gpt2_examples.eval.lengths[:60]
-    split = Split(gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:60])
+    split = Split(
+        gpt2_examples.eval.tokens[: lengths.sum()], lengths, gpt2_examples.eval.positions[:60]
+    )
     batches = packed_batches(split, all_positions(split), tokens_per_batch=512, row_multiple=4)
     want = partial_moments(gpt2, batches, PAIRS)
     kept, update, calls = Snapshots(tmp_path, 1e9, {"model": "a"}), passes.update, []
@@ -210,11 +238,18 @@ def test_moments_go_on_with_the_same_bits_on_four_devices(gpt2, gpt2_examples, t
 
 @pytest.mark.slow
 def test_killed_runs_end_with_the_same_maps_bit_for_bit(tmp_path):
-    """The disk is full in the last but one: files can have 30 kB, enough for run.json, too little for a snapshot."""
+    """The disk is full in the last but one: files can have 30 kB, enough for run.json,
+    too little for a snapshot.
+    """
     random = np.random.default_rng()
     cut_examples(tmp_path / "few.npz", "gpt2", (1500, 40))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    flags = {"examples": tmp_path / "few.npz", "route": "streaming", "fit_tokens": "all", "tokens_per_batch": 256}
+    flags = {
+        "examples": tmp_path / "few.npz",
+        "route": "streaming",
+        "fit_tokens": "all",
+        "tokens_per_batch": 256,
+    }
     checkpoints, ends = broken / "checkpoints" / "fit", []
 
     def go(out, every=0.2, **limits):
@@ -223,7 +258,11 @@ def test_killed_runs_end_with_the_same_maps_bit_for_bit(tmp_path):
     ends.append(go(whole, every=0).finish())
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         last = max(steps(checkpoints), default=0)
-        ends.append(kill_after(go(broken), checkpoints, number, later_than=last, wait=random.uniform(0, 0.2)))
+        ends.append(
+            kill_after(
+                go(broken), checkpoints, number, later_than=last, wait=random.uniform(0, 0.2)
+            )
+        )
     ends += [go(broken, largest_file=30_000).finish(), go(broken).finish()]
     said = "".join(end[2] for end in ends)
     assert [end[0] for end in ends] == [0, -9, 143, -9, 1, 0], said

@@ -30,7 +30,8 @@ def test_exits_and_predictions_equal_the_one_pass_reading(gpt2, gpt2_examples):
     gap = np.stack([values["mat", i]["gap"] for i in range(L)], axis=1)
     top_1 = np.stack([values["mat", i]["top_1"] for i in range(L + 1)], axis=1)
     count = 37
-    thresholds = np.random.default_rng(0).permutation(np.linspace(0.02, 0.9, count))  # another one for every row
+    # another one for every row
+    thresholds = np.random.default_rng(0).permutation(np.linspace(0.02, 0.9, count))
     want = exit_layers(gap[:count], thresholds[None])[0]
     tokens, lengths, positions = padded(split, count, causal=True)
     rule = ExitRule({i: maps[i] for i in range(1, L)})
@@ -52,7 +53,9 @@ def test_short_list_reads_the_same_words(gpt2, gpt2_examples):
     at = np.zeros(len(final), np.int32)
     stand_in, gap = check(gpt2, Identity(), jnp.asarray(final)[:, None], at, words)
     np.testing.assert_array_equal(stand_in, final)
-    np.testing.assert_allclose(gap, confidences(np.asarray(logits(gpt2, final))[:, words])["gap"], atol=1e-5)
+    np.testing.assert_allclose(
+        gap, confidences(np.asarray(logits(gpt2, final))[:, words])["gap"], atol=1e-5
+    )
 
 
 CASES = [
@@ -70,7 +73,9 @@ def test_every_kind_of_head_reads_a_short_list(case):
     model, words = hf.ours(case), np.array([3, 0, 11])
     x = jnp.asarray(np.random.default_rng(0).normal(size=(5, model.config.width)), jnp.float32)
     table = model.embed.tokens.table[...]
-    np.testing.assert_allclose(model.head(x, table, words), model.head(x, table)[:, words], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        model.head(x, table, words), model.head(x, table)[:, words], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_bert_leaves_early_too(bert, bert_examples):

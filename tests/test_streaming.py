@@ -1,4 +1,6 @@
-"""Streamed moments equal those of stored activations, whatever the packing, the devices, and where the pass was cut."""
+"""Streamed moments equal those of stored activations, whatever the packing, the
+devices, and where the pass was cut.
+"""
 
 import dataclasses
 
@@ -40,11 +42,15 @@ SITES = list(dict.fromkeys(site for pair in PAIRS for site in pair))
 def few(split, count):
     """The first sentences."""
     lengths = split.lengths[:count]
-    return Split(tokens=split.tokens[: lengths.sum()], lengths=lengths, positions=split.positions[:count])
+    return Split(
+        tokens=split.tokens[: lengths.sum()], lengths=lengths, positions=split.positions[:count]
+    )
 
 
 def in_memory(model, split, read, sites):
-    """Activations of the tokens that are read, in their order, from a plain forward pass over padded sentences."""
+    """Activations of the tokens that are read, in their order, from a plain forward
+    pass over padded sentences.
+    """
     real = np.arange(split.lengths.max()) < split.lengths[:, None]
     tokens = np.zeros(real.shape, np.int32)
     tokens[real] = split.tokens
@@ -59,7 +65,9 @@ def check(moments, acts, pairs, tolerance):
         for x, y in pairs:
             got = np.asarray(second_moments(moments, x, y, centred=data is centred))
             scale = np.outer(np.linalg.norm(data[x], axis=0), np.linalg.norm(data[y], axis=0))
-            np.testing.assert_allclose(got / scale, data[x].T @ data[y] / scale, atol=tolerance, err_msg=f"{x} → {y}")
+            np.testing.assert_allclose(
+                got / scale, data[x].T @ data[y] / scale, atol=tolerance, err_msg=f"{x} → {y}"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,9 @@ def split(gpt2_examples):
 
 @pytest.fixture(scope="module")
 def batches(split):
-    return packed_batches(split, all_positions(split, skip_first=1), tokens_per_batch=512, row_multiple=4)
+    return packed_batches(
+        split, all_positions(split, skip_first=1), tokens_per_batch=512, row_multiple=4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +90,11 @@ def streamed(gpt2, batches):
 def test_streamed_is_in_memory(gpt2, split, streamed):
     acts = in_memory(gpt2, split, all_positions(split, skip_first=1), SITES)
     check(streamed, acts, PAIRS, 2e-6)
-    assert set(map(float, streamed.count.values())) == {len(acts["embed"])} == {int(split.lengths.sum()) - 60}
+    assert (
+        set(map(float, streamed.count.values()))
+        == {len(acts["embed"])}
+        == {int(split.lengths.sum()) - 60}
+    )
 
 
 def test_one_device_is_four(gpt2, split, streamed):
@@ -100,26 +114,37 @@ def test_a_pass_can_be_cut_and_merged(gpt2, batches, streamed):
     for got, want in zip(jax.tree.leaves(resumed), jax.tree.leaves(streamed), strict=True):
         np.testing.assert_array_equal(got, want)
     merged = merge(alone, stream_moments(gpt2, batches[1:], PAIRS))
-    got, want = (fit(moments, "embed", ["block.3"], intercept=True)[1] for moments in (merged, streamed))
+    got, want = (
+        fit(moments, "embed", ["block.3"], intercept=True)[1] for moments in (merged, streamed)
+    )
     np.testing.assert_allclose(got.weights, want.weights, rtol=1e-6, atol=1e-8)
     with pytest.raises(ValueError, match="of other pairs"):
         partial_moments(gpt2, batches, PAIRS[:1], moments=resumed)
 
 
-def test_sampled_positions_give_the_maps_of_stored_activations(gpt2, gpt2_examples, bert, bert_examples):
+def test_sampled_positions_give_the_maps_of_stored_activations(
+    gpt2, gpt2_examples, bert, bert_examples
+):
     # A post-norm stream is all but dependent: the activations' own rounding shows in BERT's map.
-    for model, examples, mask_token, tolerance in ((gpt2, gpt2_examples, None, 1e-4), (bert, bert_examples, 4, 1e-2)):
+    for model, examples, mask_token, tolerance in (
+        (gpt2, gpt2_examples, None, 1e-4),
+        (bert, bert_examples, 4, 1e-2),
+    ):
         part = few(examples.fit, 120)
         seen = mask_positions(part, mask_token)
         acts = capture(model, seen, ("block.0", "block.1"), tokens_per_batch=20_000)
-        packed = packed_batches(seen, sampled_positions(seen), tokens_per_batch=1024, row_multiple=4)
+        packed = packed_batches(
+            seen, sampled_positions(seen), tokens_per_batch=1024, row_multiple=4
+        )
         moments = stream_moments(model, packed, [("block.0", "block.1")])
         check(moments, acts, [("block.0", "block.1")], 2e-6)
         _, solution = fit(moments, "block.0", ["block.1"])
         want = lstsq(acts["block.0"], acts["block.1"])
         x = acts["block.0"].astype(np.float64)
         assert solution.n == 120
-        assert np.linalg.norm(x @ (solution.weights - want.weights)) < tolerance * np.linalg.norm(x @ want.weights)
+        assert np.linalg.norm(x @ (solution.weights - want.weights)) < tolerance * np.linalg.norm(
+            x @ want.weights
+        )
         np.testing.assert_allclose(solution.residual, want.residual, rtol=tolerance)
 
 
@@ -138,14 +163,18 @@ def test_bfloat16_activations_are_summed_in_float64_as_they_are(split):
     check(moments, acts, pairs, 1e-14)
     got, want = fit(moments, "embed", ["block.0"])[1], lstsq(acts["embed"], acts["block.0"])
     x = acts["embed"].astype(np.float64)
-    assert np.linalg.norm(x @ (got.weights - want.weights)) < 1e-6 * np.linalg.norm(x @ want.weights)
+    assert np.linalg.norm(x @ (got.weights - want.weights)) < 1e-6 * np.linalg.norm(
+        x @ want.weights
+    )
 
 
 def test_bert_all_positions(bert, bert_examples):
     part = few(bert_examples.eval, 30)
     read = all_positions(part, skip_tokens=[2, 3])
     pairs = [("embed", "block.0"), ("block.0.ffn.in", "block.0.ffn")]
-    moments = stream_moments(bert, packed_batches(part, read, tokens_per_batch=512, row_multiple=4), pairs)
+    moments = stream_moments(
+        bert, packed_batches(part, read, tokens_per_batch=512, row_multiple=4), pairs
+    )
     check(moments, in_memory(bert, part, read, [s for pair in pairs for s in pair]), pairs, 2e-6)
     assert float(moments.count["embed"]) == (~np.isin(part.tokens, [2, 3])).sum() < len(part.tokens)
 
@@ -153,13 +182,18 @@ def test_bert_all_positions(bert, bert_examples):
 def test_memory_and_programs_do_not_grow_with_the_text(gpt2, batches, streamed):
     sizes = module._add_product._cache_size(), module._add_vectors._cache_size()
     short = stream_moments(gpt2, batches[:1], PAIRS)
-    assert [leaf.shape for leaf in jax.tree.leaves(short)] == [leaf.shape for leaf in jax.tree.leaves(streamed)]
+    assert [leaf.shape for leaf in jax.tree.leaves(short)] == [
+        leaf.shape for leaf in jax.tree.leaves(streamed)
+    ]
     assert sizes == (module._add_product._cache_size(), module._add_vectors._cache_size())
 
 
 def test_every_pair_comes_once_a_batch_and_blocks_come_apart(gpt2, batches):
     parts = [set(acts) for acts in block_by_block(gpt2, PAIRS)(*batches[0][:3])]
-    assert parts == [{"block.1.ln_2.in", "block.1.ln_2"}, set(SITES) - {"block.1.ln_2.in", "block.1.ln_2"}]
+    assert parts == [
+        {"block.1.ln_2.in", "block.1.ln_2"},
+        set(SITES) - {"block.1.ln_2.in", "block.1.ln_2"},
+    ]
 
 
 def test_batches_hold_every_token_once_in_rows_of_one_shape(gpt2_examples):

@@ -1,4 +1,6 @@
-"""Standard output that is closed, full or of few characters ends no run; children end with their script."""
+"""Standard output that is closed, full or of few characters ends no run; children end
+with their script.
+"""
 
 import os
 import signal
@@ -49,7 +51,9 @@ def test_characters_that_the_output_lacks_are_replaced(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, streams.CLOSED), (1, 1)])
-@pytest.mark.parametrize("shell", ["| head -c 5; exit ${PIPESTATUS[0]}", "2>&1 | head -c 5; exit ${PIPESTATUS[0]}"])
+@pytest.mark.parametrize(
+    "shell", ["| head -c 5; exit ${PIPESTATUS[0]}", "2>&1 | head -c 5; exit ${PIPESTATUS[0]}"]
+)
 def test_a_reader_that_leaves_ends_no_run(tmp_path, code, expected, shell):
     ended, out, said = end(tmp_path, code, shell=shell)
     assert ended == expected
@@ -107,5 +111,12 @@ def test_a_child_saves_and_ends_with_its_parent(tmp_path, number):
             time.sleep(0.01)
         parent.send_signal(number)
         said = parent.stdout.read()  # ends when the child has ended, too, which has the same output
-    assert said == {signal.SIGTERM: "Terminated\n", signal.SIGINT: "KeyboardInterrupt\n", signal.SIGKILL: ""}[number]
+    assert (
+        said
+        == {
+            signal.SIGTERM: "Terminated\n",
+            signal.SIGINT: "KeyboardInterrupt\n",
+            signal.SIGKILL: "",
+        }[number]
+    )
     assert (tmp_path / "saved").exists()

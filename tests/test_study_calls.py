@@ -40,14 +40,19 @@ def examples(gpt2) -> Examples:
 def without_noise(rows):
     """Returns rows without those of a clock, and figures to five digits."""
     return [
-        {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()}
+        {
+            key: float(f"{value:.5g}") if isinstance(value, float) else value
+            for key, value in row.items()
+        }
         for row in rows
         if row["metric"] not in ("seconds_per_example", "time_ratio")
     ]
 
 
 def without_notes(rows):
-    return [{key: value for key, value in row.items() if key != "note"} for row in without_noise(rows)]
+    return [
+        {key: value for key, value in row.items() if key != "note"} for row in without_noise(rows)
+    ]
 
 
 def saved(results, folder):
@@ -60,7 +65,9 @@ def saved(results, folder):
 
 
 def left_by(outcome):
-    """Returns the names of the files of a script's run, but for that which says whose the folder is."""
+    """Returns the names of the files of a script's run, but for that which says whose
+    the folder is.
+    """
     return sorted(path.name for path in outcome.out.iterdir() if path.name != "run.json")
 
 
@@ -103,7 +110,9 @@ def test_texts_are_read_as_the_examples_that_they_become(gpt2, sentences, study,
     fit, held_out = divide(set(sentences), fit=3, held_out=1)
     assert (len(fit), len(held_out)) == (45, 15)
     size = {"max_length": model.config.num_positions, "masked": False}
-    examples = make_examples(fit, held_out, tokenizer, protocol="din2023", seed=options.seed, **size)
+    examples = make_examples(
+        fit, held_out, tokenizer, protocol="din2023", seed=options.seed, **size
+    )
     assert results.text == {
         "source": "texts",
         "fit": fingerprint(examples.fit),
@@ -151,10 +160,15 @@ def test_peek_is_a_call(gpt2, examples, tmp_path, capfd):
     assert results.peek["sentences"][1]["text"] == PEEK[1]
     page = results._repr_html_()
     assert page.startswith("<iframe srcdoc=")
-    assert html.unescape(page.partition('srcdoc="')[2].partition('"')[0]) == (tmp_path / "peek.html").read_text("utf-8")
+    assert html.unescape(page.partition('srcdoc="')[2].partition('"')[0]) == (
+        tmp_path / "peek.html"
+    ).read_text("utf-8")
     shown = outcome.printed.splitlines()
     assert all(line in shown for line in results.table().splitlines())
-    assert shown[-1] == f"wrote {outcome.out}/results.json, peek.json; open {outcome.out}/peek.html in a browser"
+    assert (
+        shown[-1]
+        == f"wrote {outcome.out}/results.json, peek.json; open {outcome.out}/peek.html in a browser"
+    )
 
 
 def test_peek_reads_with_maps_or_fits_on_texts(gpt2, sentences):
@@ -190,7 +204,10 @@ def test_peek_refuses_what_it_cannot_read(gpt2, given, message):
 def test_tasks_is_a_call(gpt2, sentences, tmp_path, capfd):
     model, tokenizer = gpt2
     words = ("name", "type", "size")
-    asked = [{"context": f"Returns the {word} of", "choices": ["it", "a list"], "answer": 0} for word in words]
+    asked = [
+        {"context": f"Returns the {word} of", "choices": ["it", "a list"], "answer": 0}
+        for word in words
+    ]
     paths = tmp_path / "lines.txt", tmp_path / "asked.jsonl"
     paths[0].write_text("\n".join(sentences[:9]))
     paths[1].write_text("\n".join(map(json.dumps, asked)))

@@ -1,4 +1,6 @@
-"""Replacing sub-modules: exact where the part is linear, and no more programs for more layers."""
+"""Replacing sub-modules: exact where the part is linear, and no more programs for more
+layers.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,13 @@ WIDTH = 8
 
 
 def tiny(layers=2, activation="linear"):
-    config = {"model_type": "gpt2", "n_embd": WIDTH, "n_head": 2, "n_layer": layers, "n_positions": 16}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": WIDTH,
+        "n_head": 2,
+        "n_layer": layers,
+        "n_positions": 16,
+    }
     config |= {"vocab_size": 50, "activation_function": activation, "initializer_range": 0.3}
     return models.build(models.config_from_hf(config), nnx.Rngs(0))
 
@@ -40,11 +48,21 @@ def sentences(count=200, seed=0):
 def setting():
     model, fit, held_out = tiny(), sentences(), sentences(40, seed=1)
     keep = tuple(dict.fromkeys((*stream_sites(2), *part_sites(SUBMODULES, range(2)))))
-    return model, Examples(fit=fit, eval=held_out), capture(model, fit, keep), capture(model, held_out, keep)
+    return (
+        model,
+        Examples(fit=fit, eval=held_out),
+        capture(model, fit, keep),
+        capture(model, held_out, keep),
+    )
 
 
 def plan(name, maps, sources):
-    return {name: {i: {(p, b): m for (p, b), m in maps.items() if p in ABLATIONS[name] and b >= i} for i in sources}}
+    return {
+        name: {
+            i: {(p, b): m for (p, b), m in maps.items() if p in ABLATIONS[name] and b >= i}
+            for i in sources
+        }
+    }
 
 
 def test_an_affine_feed_forward_is_replaced_exactly(setting):
@@ -87,7 +105,9 @@ def check_map(linear, x, y, intercept):
     assert np.linalg.norm(got - want) < 2e-3 * np.linalg.norm(want - want.mean(0))
 
 
-@pytest.mark.parametrize(("name", "source", "intercept"), [("mat_ln1_ln2", 0, True), ("mat_attn", 0, False)])
+@pytest.mark.parametrize(
+    ("name", "source", "intercept"), [("mat_ln1_ln2", 0, True), ("mat_attn", 0, False)]
+)
 def test_each_refitted_map_reads_what_all_before_it_left(curved, name, source, intercept):
     """In the first block as in the others; the target is the unmodified model's."""
     model, examples, acts = curved
@@ -116,7 +136,9 @@ def test_parts_are_replaced_from_the_source_layer_on(curved):
     plans = plan("mat_ln1_ln2", maps, range(3)) | plan("mat_ffn", maps, range(3))
     finals = ablate(model, examples.eval, plans)
     for (name, source), final in finals.items():
-        stand_ins = {f"block.{i}.{part}": maps[part, i] for i in range(source, 2) for part in ABLATIONS[name]}
+        stand_ins = {
+            f"block.{i}.{part}": maps[part, i] for i in range(source, 2) for part in ABLATIONS[name]
+        }
         want = capture(model, examples.eval, ("block.1",), sites=stand_ins)["block.1"]
         np.testing.assert_allclose(final, want, atol=1e-4)
     assert np.abs(finals["mat_ffn", 0] - finals["mat_ffn", 1]).max() > 0.01
@@ -127,7 +149,10 @@ def test_heads_are_replaced_one_at_a_time_by_maps_of_the_fit_examples(curved, in
     model, examples, _ = curved
     finals = ablate_heads(model, examples, intercept=intercept)
     assert sorted(finals) == [
-        (f"{kind}_head.{h}", block) for kind in ("mat", "no") for h in range(2) for block in range(2)
+        (f"{kind}_head.{h}", block)
+        for kind in ("mat", "no")
+        for h in range(2)
+        for block in range(2)
     ]
     for block in range(2):
         heads = tuple(f"block.{block}.attn.head.{h}" for h in range(2))
@@ -137,7 +162,9 @@ def test_heads_are_replaced_one_at_a_time_by_maps_of_the_fit_examples(curved, in
             linear = Linear(W.astype(np.float32), np.full(WIDTH // 2, b, np.float32))
             want = capture(model, examples.eval, ("block.1",), sites={head: linear})["block.1"]
             np.testing.assert_allclose(finals[f"mat_head.{h}", block], want, atol=2e-3)
-            want = capture(model, examples.eval, ("block.1",), sites={head: Zero(WIDTH // 2)})["block.1"]
+            want = capture(model, examples.eval, ("block.1",), sites={head: Zero(WIDTH // 2)})[
+                "block.1"
+            ]
             np.testing.assert_allclose(finals[f"no_head.{h}", block], want, atol=1e-5)
 
 
@@ -164,7 +191,9 @@ def test_programs_do_not_grow_with_depth():
     counts = []
     for layers in (2, 5):
         model, split = tiny(layers), sentences(30)
-        acts = capture(model, split, (*stream_sites(layers), *part_sites(SUBMODULES, range(layers))))
+        acts = capture(
+            model, split, (*stream_sites(layers), *part_sites(SUBMODULES, range(layers)))
+        )
         maps = fit_parts(acts, blocks=range(layers))
         stack._block.clear_cache()
         plans = {}
@@ -189,28 +218,48 @@ def test_a_shortcut_that_overflows_has_no_figures_and_a_note(gpt2):
     final = np.random.default_rng(0).standard_normal((5, gpt2.config.width)).astype(np.float32)
     broken = final.copy()
     broken[3] = np.inf
-    rows = metric_rows(evaluate(gpt2, final, {("a", 0): (Identity(), final), ("b", 0): (Identity(), broken)}), 4)
+    rows = metric_rows(
+        evaluate(gpt2, final, {("a", 0): (Identity(), final), ("b", 0): (Identity(), broken)}), 4
+    )
     for row in rows:
         assert (row["value"] is None) == (row["map"] == "b")
-        assert row.get("note") == {"a": None, "b": "the logits are not finite at 1 of 5 examples"}[row["map"]]
+        assert (
+            row.get("note")
+            == {"a": None, "b": "the logits are not finite at 1 of 5 examples"}[row["map"]]
+        )
 
 
 def test_the_study_is_called_from_python(tmp_path):
     model, tokenizer = jmat.load(REFERENCE / "gpt2")
     texts = text().read_text("utf-8").splitlines()[:200]
-    options = submodules.Options(maps=("mat", "mat_ffn"), layers=(1, 4), heads=True, refit="sequential", seed=5)
+    options = submodules.Options(
+        maps=("mat", "mat_ffn"), layers=(1, 4), heads=True, refit="sequential", seed=5
+    )
     results = submodules.run(model, texts, options, tokenizer=tokenizer)
     at = {(row["map"], row["layer"]) for row in results.rows if row["metric"] == "precision@1"}
-    heads = {(f"{kind}_head.{h}", i) for kind in ("mat", "no") for h in range(model.config.heads) for i in range(4)}
+    heads = {
+        (f"{kind}_head.{h}", i)
+        for kind in ("mat", "no")
+        for h in range(model.config.heads)
+        for i in range(4)
+    }
     assert at == heads | {(name, layer) for name in ("mat", "mat_ffn") for layer in (1, 4)}
     assert (results.config["maps"], results.config["refit"]) == (("mat", "mat_ffn"), "sequential")
-    assert set(results.save(tmp_path)) == {"results.json", submodules.FIGURE, "maps.safetensors", "maps.json"}
+    assert set(results.save(tmp_path)) == {
+        "results.json",
+        submodules.FIGURE,
+        "maps.safetensors",
+        "maps.json",
+    }
     assert set(jmat.load_maps(tmp_path, model=model)) == {
         *(f"{part}.{i}" for part in SUBMODULES for i in range(4)),
         *(f"mat.{i}.4" for i in range(4)),
     }
     for wrong, message in (
-        ({"maps": ["mat_atn"]}, "maps has 'mat_atn'; choose from mat, mat_attn, mat_ffn, mat_ln1_ln2"),
+        (
+            {"maps": ["mat_atn"]},
+            "maps has 'mat_atn'; choose from mat, mat_attn, mat_ffn, mat_ln1_ln2",
+        ),
         ({"refit": "twice"}, "refit='twice': expected one of none, sequential"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Perplexity and multiple choice: log-likelihoods as computed by hand, prompts cut, bad files named, the script."""
+"""Perplexity and multiple choice: log-likelihoods as computed by hand, prompts cut, bad
+files named, the script.
+"""
 
 import json
 
@@ -31,7 +33,9 @@ def task(tmp_path):
 
 
 def by_hand(model, tokens, scored_from):
-    """Σ ln p of the tokens from `scored_from` on, in float64 from the logits of one unpadded row."""
+    """Σ ln p of the tokens from `scored_from` on, in float64 from the logits of one
+    unpadded row.
+    """
     logits = jmat.run(model, np.asarray([tokens], np.int32), keep=("logits",))[1]["logits"]
     scores = np.asarray(logits, np.float64)[0]
     log_p = (
@@ -57,13 +61,17 @@ def test_log_likelihoods_and_answers(loaded, task):
             expected.append((whole, len(prompt)))
     passages = [tasks.Passage(np.asarray(tokens, np.int32), first) for tokens, first in expected]
     found = tasks.log_likelihoods(model, passages, tokens_per_batch=64)
-    np.testing.assert_allclose(found[:2], [by_hand(model, *pair) for pair in expected[:2]], rtol=1e-4)
+    np.testing.assert_allclose(
+        found[:2], [by_hand(model, *pair) for pair in expected[:2]], rtol=1e-4
+    )
     sizes = [len(choice) for question in questions for choice in question.choices]
     of_questions = tasks.choice_scores(model, tokenizer, questions)
     np.testing.assert_allclose(np.concatenate(of_questions[0]), found, rtol=1e-4)
     np.testing.assert_allclose(np.concatenate(of_questions[1]), found / sizes, rtol=1e-4)
     assert [len(scores) for scores in of_questions[0]] == [2, 3]
-    whole, per_character = (np.concatenate([tasks.best_choices(scores) for scores in each]) for each in of_questions)
+    whole, per_character = (
+        np.concatenate([tasks.best_choices(scores) for scores in each]) for each in of_questions
+    )
     assert whole.tolist() == [found[:2].argmax(), found[2:].argmax()]
     assert per_character.tolist() == [(found / sizes)[:2].argmax(), (found / sizes)[2:].argmax()]
     assert per_character.tolist() == [0, 1]  # what a model that has read docstrings says
@@ -78,7 +86,8 @@ def test_a_long_prompt_loses_its_beginning(loaded):
     assert passage.tokens.tolist() == whole[2:]
     assert passage.scored_from == len(alone) - 2
     with pytest.raises(
-        ValueError, match=f"the choice 'seven'… has .* tokens; the model reads {len(whole) - len(alone)}"
+        ValueError,
+        match=f"the choice 'seven'… has .* tokens; the model reads {len(whole) - len(alone)}",
     ):
         tasks.continued(tokenizer, prompt, f" {choice}", len(whole) - len(alone), SpecialTokens())
 
@@ -113,10 +122,16 @@ def test_what_is_cut_is_counted(loaded, caplog):
     model, tokenizer = loaded
     long = " ".join(["the value of the array"] * 60)
     tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value.", long])
-    assert "1 of 2 lines of mine.txt are longer than 128 tokens, and are read in pieces." in caplog.text
+    assert (
+        "1 of 2 lines of mine.txt are longer than 128 tokens, and are read in pieces."
+        in caplog.text
+    )
     questions = [Question("It returns", ("a", "b"), 0), Question(long, ("a", "b"), 0)]
     tasks.choice_scores(model, tokenizer, questions)
-    assert "2 of 4 prompts with a choice are longer than 128 tokens: the prompts lost their beginnings." in caplog.text
+    assert (
+        "2 of 4 prompts with a choice are longer than 128 tokens: the prompts lost their "
+        "beginnings." in caplog.text
+    )
     caplog.clear()
     tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value."])
     tasks.choice_scores(model, tokenizer, questions[:1])
@@ -127,13 +142,25 @@ def test_what_is_cut_is_counted(loaded, caplog):
     ("line", "says"),
     [
         ('{"choices": ["a", "b"], "answer": 0}', "neither a question nor a context"),
-        ('{"context": "x", "question": "y", "choices": ["a", "b"], "answer": 0}', "both a question and a context"),
+        (
+            '{"context": "x", "question": "y", "choices": ["a", "b"], "answer": 0}',
+            "both a question and a context",
+        ),
         ('{"context": "x", "choices": ["a"], "answer": 0}', "two or more"),
         ('{"context": "x", "choices": ["a", "b"], "answer": 2}', "answer=2 is no index of 2"),
-        ('{"context": "x", "choices": ["a", ""], "answer": 1}', "the choice '' is not a text, or an empty one"),
+        (
+            '{"context": "x", "choices": ["a", ""], "answer": 1}',
+            "the choice '' is not a text, or an empty one",
+        ),
         ('{"context": "x", "choices": {"a": "b"}, "answer": 0}', "two or more"),
-        ('{"question": null, "choices": ["a", "b"], "answer": 1}', "the question is None, not a text"),
-        ('{"question": " ", "choices": ["a", "b"], "answer": 1}', "the question is ' ', not a text, or an empty one"),
+        (
+            '{"question": null, "choices": ["a", "b"], "answer": 1}',
+            "the question is None, not a text",
+        ),
+        (
+            '{"question": " ", "choices": ["a", "b"], "answer": 1}',
+            "the question is ' ', not a text, or an empty one",
+        ),
         ("[1]", "line 2"),
         ("{", "line 2"),
     ],

@@ -1,4 +1,6 @@
-"""Nothing out of a file reaches the terminal as a command: names, values, tokens and messages are written out."""
+"""Nothing out of a file reaches the terminal as a command: names, values, tokens and
+messages are written out.
+"""
 
 import io
 import json
@@ -24,7 +26,10 @@ from jmat.runtime.stopping import lasting_interrupts
 from tests import hf
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\u202e\x9b2J\r"
-CONTROL = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160), 0x2028, 0x202E, 0x2066, 0xD800)]
+CONTROL = [
+    chr(code)
+    for code in (*range(9), *range(11, 32), *range(127, 160), 0x2028, 0x202E, 0x2066, 0xD800)
+]
 
 
 def test_control_characters_are_written_out():
@@ -60,7 +65,9 @@ def bad_type(folder, model):
 
 
 def bad_rotary(folder, model):
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": {EVIL: 1}}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "rope_parameters": {EVIL: 1}})
+    )
 
 
 def bad_shard(folder, model):
@@ -73,7 +80,10 @@ def bad_gguf(folder, model):
         return struct.pack("<Q", len(value.encode())) + value.encode()
 
     fields = (
-        text("general.architecture") + struct.pack("<I", 8) + text(EVIL) + (text(EVIL) + struct.pack("<IB", 0, 1)) * 2
+        text("general.architecture")
+        + struct.pack("<I", 8)
+        + text(EVIL)
+        + (text(EVIL) + struct.pack("<IB", 0, 1)) * 2
     )
     (folder / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 3) + fields)
 
@@ -92,9 +102,19 @@ def test_messages_about_checkpoints_are_printable(spoil, gpt2_model, tmp_path):
 
 def test_messages_about_maps_and_examples_are_printable(tmp_path):
     described = {EVIL: {"shape": [2, 2], "bias": False}}
-    info = {"model": "m", "model_hash": "h", "protocol": "p", "corpus": "c", "n": 1, "seed": 0, "dtype": "float32"}
+    info = {
+        "model": "m",
+        "model_hash": "h",
+        "protocol": "p",
+        "corpus": "c",
+        "n": 1,
+        "seed": 0,
+        "dtype": "float32",
+    }
     (tmp_path / "maps.json").write_text(json.dumps({**info, "maps": described}))
-    safetensors.numpy.save_file({EVIL: np.full((2, 2), np.nan, np.float32)}, tmp_path / "maps.safetensors")
+    safetensors.numpy.save_file(
+        {EVIL: np.full((2, 2), np.nan, np.float32)}, tmp_path / "maps.safetensors"
+    )
     np.savez(tmp_path / f"{EVIL}.npz", a=np.zeros(2, np.int32))
     for read in (lambda: read_maps(tmp_path), lambda: load_examples(tmp_path / f"{EVIL}.npz")):
         with pytest.raises(ValueError, match=r"x1b") as caught:

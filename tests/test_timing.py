@@ -40,7 +40,9 @@ def test_contenders_run_in_turn(clock):
     assert clock.calls == ["a", "b"] * 3
 
 
-@pytest.mark.parametrize(("budget", "rounds"), [(-1.0, 1), (0.0, 1), (4.0, 1), (5.0, 2), (9.9, 2), (10.0, 3), (1e9, 4)])
+@pytest.mark.parametrize(
+    ("budget", "rounds"), [(-1.0, 1), (0.0, 1), (4.0, 1), (5.0, 2), (9.9, 2), (10.0, 3), (1e9, 4)]
+)
 def test_no_round_begins_once_the_budget_is_used_up(clock, budget, rounds):
     """A round takes five seconds; a budget that is just used up allows one more."""
     taken = timing.in_turn({"a": clock.work("a", 2.0), "b": clock.work("b", 3.0)}, 4, budget=budget)

@@ -5,7 +5,10 @@ from transformers import AutoTokenizer
 
 from experiments.pretraining import tokenizers
 
-SENTENCES = ["Return the value of `x`, or None if it is missing.", "Raise ValueError when the shape is wrong."] * 20
+SENTENCES = [
+    "Return the value of `x`, or None if it is missing.",
+    "Raise ValueError when the shape is wrong.",
+] * 20
 
 
 def test_bpe_round_trips_any_text_and_adds_nothing(tmp_path):
@@ -41,7 +44,9 @@ def test_same_sentences_same_tokenizer():
     assert first == second
 
 
-@pytest.mark.parametrize(("train", "size"), [(tokenizers.train_bpe, 256), (tokenizers.train_wordpiece, 5)])
+@pytest.mark.parametrize(
+    ("train", "size"), [(tokenizers.train_bpe, 256), (tokenizers.train_wordpiece, 5)]
+)
 def test_too_small_a_vocabulary_is_refused(train, size):
     with pytest.raises(ValueError, match="too small"):
         train(SENTENCES, size)
@@ -49,5 +54,7 @@ def test_too_small_a_vocabulary_is_refused(train, size):
 
 @pytest.mark.parametrize("train", [tokenizers.train_bpe, tokenizers.train_wordpiece])
 def test_too_large_a_vocabulary_is_refused_before_memory_is_taken(train):
-    with pytest.raises(ValueError, match="A vocabulary of 1000000001 is too large: at most 1000000 can be trained"):
+    with pytest.raises(
+        ValueError, match="A vocabulary of 1000000001 is too large: at most 1000000 can be trained"
+    ):
         train(SENTENCES, 1_000_000_001)

@@ -1,4 +1,6 @@
-"""Randomness in training: other masks at every step and for every seed, the same where both are the same."""
+"""Randomness in training: other masks at every step and for every seed, the same where
+both are the same.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,15 @@ T, ROWS = 32, 8
 @pytest.fixture(scope="module")
 def batch():
     rng = np.random.default_rng(0)
-    return pack(same_tokens([rng.integers(5, 50, T).tolist() for _ in range(ROWS)], specials=range(5)), T)
+    return pack(
+        same_tokens([rng.integers(5, 50, T).tolist() for _ in range(ROWS)], specials=range(5)), T
+    )
 
 
 def drawing(model, batch, key):
-    """A loss whose value and gradient tell which key it was given; counted in halves of predictions."""
+    """A loss whose value and gradient tell which key it was given; counted in halves of
+    predictions.
+    """
     draw = jax.random.uniform(key)
     return model["w"] * draw * 4, jnp.float32(4), jnp.float32(1)
 
@@ -77,14 +83,21 @@ def test_the_loss_is_a_mean_over_predictions_and_its_penalty_over_tokens():
 
 def test_batches_go_on_where_they_were(batch):
     """Step k of an epoch of three batches, whatever step one begins with."""
-    packed = TrainingBatch(*(np.repeat(np.arange(7, dtype=np.int32)[:, None], T, axis=1) for _ in range(4)))
+    packed = TrainingBatch(
+        *(np.repeat(np.arange(7, dtype=np.int32)[:, None], T, axis=1) for _ in range(4))
+    )
 
     def rows(epoch):
         return TrainingBatch(*(field + 100 * epoch for field in packed))
 
     def read(first):
-        return [(step, sorted(set(b.tokens.ravel().tolist()))) for step, b in training.batches(rows, 2, first, 7)]
+        return [
+            (step, sorted(set(b.tokens.ravel().tolist())))
+            for step, b in training.batches(rows, 2, first, 7)
+        ]
 
-    everything = [(s, [100 * (s // 3) + 2 * (s % 3), 100 * (s // 3) + 2 * (s % 3) + 1]) for s in range(7)]
+    everything = [
+        (s, [100 * (s // 3) + 2 * (s % 3), 100 * (s // 3) + 2 * (s % 3) + 1]) for s in range(7)
+    ]
     assert read(0) == everything
     assert read(4) == everything[4:]

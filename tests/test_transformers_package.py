@@ -1,4 +1,6 @@
-"""transformers is imported without its warning that torch is missing, and its settings stay the user's."""
+"""transformers is imported without its warning that torch is missing, and its settings
+stay the user's.
+"""
 
 import os
 import sys

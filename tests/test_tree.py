@@ -18,7 +18,9 @@ def shapes_in(text):
     """Dotted path → shape, from the lines of a tree; folded blocks are written out."""
     shapes, above = {}, []
     for line in text.splitlines()[1:]:
-        bars, name, words, _ = re.fullmatch(r"((?:[│ ] )*)[├└] (.+?)  +(.*?) *((?:\d+ × )?[\d,]+)", line).groups()
+        bars, name, words, _ = re.fullmatch(
+            r"((?:[│ ] )*)[├└] (.+?)  +(.*?) *((?:\d+ × )?[\d,]+)", line
+        ).groups()
         above = [*above[: len(bars) // 2], name]
         numbers = [int(number) for number in re.findall(r"block\.(\d+)", above[0])]
         roots = [f"block.{i}" for i in range(numbers[0], numbers[-1] + 1)] if numbers else above[:1]
@@ -32,7 +34,9 @@ def shapes_in(text):
 
 def shapes_of(model):
     """Dotted path → shape, under the names of sites."""
-    paths = {re.sub(r"^blocks", "block", path): leaf.shape for path, leaf in parameters(model).items()}
+    paths = {
+        re.sub(r"^blocks", "block", path): leaf.shape for path, leaf in parameters(model).items()
+    }
     return {re.sub(r"^head\b", "logits", path): shape for path, shape in paths.items()}
 
 

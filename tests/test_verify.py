@@ -1,4 +1,6 @@
-"""The verdict on a checkpoint: right where it is right, and able to tell where it is wrong."""
+"""The verdict on a checkpoint: right where it is right, and able to tell where it is
+wrong.
+"""
 
 import sys
 
@@ -10,7 +12,14 @@ import torch
 import jmat
 from experiments.pretraining.tokenizers import train_bpe, train_wordpiece
 from jmat.checkpoint import parameters, with_parameters
-from jmat.studies.verify.differences import SENTENCES, compare, format_report, make_batches, report_rows, verify
+from jmat.studies.verify.differences import (
+    SENTENCES,
+    compare,
+    format_report,
+    make_batches,
+    report_rows,
+    verify,
+)
 from jmat.studies.verify.reference import load_reference
 from tests import hf
 from tests.scripts import run
@@ -45,7 +54,12 @@ def test_the_same_model_matches(model, torch_model):
     assert found.first is None
     assert 0 < found.largest < 1e-4
     assert found.same_top_1 == 1
-    assert [site.site for site in found.sites][:4] == ["embed", "block.0.ln_1.in", "block.0.ln_1", "block.0.attn.in"]
+    assert [site.site for site in found.sites][:4] == [
+        "embed",
+        "block.0.ln_1.in",
+        "block.0.ln_1",
+        "block.0.attn.in",
+    ]
     assert found.sites[-1].site == "logits"
 
 
@@ -64,7 +78,10 @@ def test_the_first_site_that_differs_is_named(model, torch_model, path, first):
     broken = changed(model, path, lambda value: value.at[..., 0].add(0.01))
     found = report(broken, torch_model)
     assert (found.verdict, found.first) == ("WRONG", first)
-    assert f"first site that differs by more than tolerance and rounding explain is {first}." in format_report(found)
+    assert (
+        f"first site that differs by more than tolerance and rounding explain is {first}."
+        in format_report(found)
+    )
     unexplained = [site.site for site in found.sites if not site.explained]
     assert unexplained[0] == first
     assert f"{found.sites[-1].difference:.1e}" in format_report(found)
@@ -75,7 +92,9 @@ def test_rounding_is_told_from_a_mistake():
     found = report(narrow, hf.make(GPT2), "bfloat16")
     assert found.verdict == "PRECISION"
     assert found.sites[-1].rounding > 1e-3
-    broken = changed(narrow, "blocks.1.ln_2.bias", lambda value: value + jnp.asarray(1, value.dtype))
+    broken = changed(
+        narrow, "blocks.1.ln_2.bias", lambda value: value + jnp.asarray(1, value.dtype)
+    )
     found = report(broken, hf.make(GPT2), "bfloat16")
     assert (found.verdict, found.first) == ("WRONG", "block.1.ln_2")
 
@@ -85,7 +104,11 @@ def test_what_is_not_finite_is_wrong(model, torch_model):
     found = report(broken, torch_model)
     assert (found.verdict, found.first, found.largest) == ("WRONG", "block.1.ffn", np.inf)
     rows = report_rows(found)
-    assert {row["value"] for row in rows if row.get("site") == "logits" and row["metric"] == "difference"} == {None}
+    assert {
+        row["value"]
+        for row in rows
+        if row.get("site") == "logits" and row["metric"] == "difference"
+    } == {None}
     assert all(row["value"] is not None or row["note"] == "not finite" for row in rows)
 
 
@@ -96,10 +119,14 @@ def test_texts_are_padded_on_either_side_and_cut_to_the_positions(model):
     assert right.mask[:, 0].all()
     assert left.mask[:, -1].all()
     np.testing.assert_array_equal(right.tokens[right.mask], left.tokens[left.mask])
-    np.testing.assert_array_equal(right.tokens[0][right.mask[0]], tokenizer(SENTENCES[0])["input_ids"])
+    np.testing.assert_array_equal(
+        right.tokens[0][right.mask[0]], tokenizer(SENTENCES[0])["input_ids"]
+    )
     assert len(set(right.mask.sum(1))) == len(SENTENCES)
     alone, right, _ = make_batches(model.config, tokenizer, "a whole text of one's own")
-    np.testing.assert_array_equal(alone.tokens[0], tokenizer("a whole text of one's own")["input_ids"])
+    np.testing.assert_array_equal(
+        alone.tokens[0], tokenizer("a whole text of one's own")["input_ids"]
+    )
     assert len(right.mask) == 3
     with pytest.raises(ValueError, match="no tokens"):
         make_batches(model.config, tokenizer, "")

@@ -1,4 +1,6 @@
-"""early_exit and peek as users call them on a text: exits, cheap checks and predictions by hand."""
+"""early_exit and peek as users call them on a text: exits, cheap checks and predictions
+by hand.
+"""
 
 import json
 
@@ -46,7 +48,10 @@ def read(lab):
     """Map → log-probabilities of every layer's shortcut."""
     layers = range(lab.layers)
     mat = [*(lab.jump(lab.held_out[l], l) for l in layers), lab.held_out[-1]]
-    return {name: [log_p(lab.model, x) for x in streams] for name, streams in (("mat", mat), ("id", lab.held_out))}
+    return {
+        name: [log_p(lab.model, x) for x in streams]
+        for name, streams in (("mat", mat), ("id", lab.held_out))
+    }
 
 
 def gap(scores, words=None):
@@ -76,7 +81,11 @@ def check_exits(lab, outcome, read, label, left):
         for metric in ("precision@1", "precision@10", "surprisal"):
             values = np.stack([of[metric] for of in metrics])[chosen, every]
             same(outcome.one(map=name, metric=metric, **label), lab.interval(values), len(full))
-        same(outcome.one(map=name, metric="layers", **label), lab.interval(chosen.astype(float)), tolerance=0.02)
+        same(
+            outcome.one(map=name, metric="layers", **label),
+            lab.interval(chosen.astype(float)),
+            tolerance=0.02,
+        )
 
 
 @pytest.mark.parametrize("lam", [0.1, 0.3, 0.6])
@@ -101,12 +110,16 @@ def test_cheap_checks_read_the_words_that_are_likeliest_at_the_fit_examples(lab,
 def test_fixed_exits_and_what_is_calibrated(lab, outcome, read):
     fixed = {name: np.full(len(lab.groups), 2) for name in read}
     check_exits(lab, outcome, read, {"confidence": "fixed", "layer": 2}, fixed)
-    grid = sorted({row["lambda"] for row in outcome.find(map="mat", confidence="gap") if "lambda" in row})
+    grid = sorted(
+        {row["lambda"] for row in outcome.find(map="mat", confidence="gap") if "lambda" in row}
+    )
     every, first = np.arange(len(lab.groups)), np.unique(lab.groups, return_index=True)[1]
     hits = np.stack([compare(read["mat"][-1], scores)["precision@1"] for scores in read["mat"]])
     left = np.stack([exits(lab, read["mat"], lam) for lam in grid])
     even, odd = first[::2], first[1::2]
-    lam = calibrate(Outcome(left[:, even], hits[left, every][:, even]), grid, delta=0.3, epsilon=0.2)
+    lam = calibrate(
+        Outcome(left[:, even], hits[left, every][:, even]), grid, delta=0.3, epsilon=0.2
+    )
     row = outcome.one(map="mat", metric="calibrated_lambda")
     assert (row["value"], row["delta"], row["epsilon"], row["n"]) == (lam, 0.3, 0.2, len(even))
     wrong = 1 - hits[left[grid.index(lam)], every][odd].mean()
@@ -125,7 +138,10 @@ def test_the_clock_runs_on_the_fitted_maps_and_the_cheap_checks(lab, outcome, ti
         assert [found[end] for end in ("value", "low", "high")] == ends
         if row["confidence"] == "gap":
             value, low, high = (f"{100 * end:.1f}" for end in ends)
-            share, points = f"saves {value}% [{low}%, {high}%] of", f"{value} points [{low}, {high}] at"
+            share, points = (
+                f"saves {value}% [{low}%, {high}%] of",
+                f"{value} points [{low}, {high}] at",
+            )
             assert (points if row["map"] == "mat - id" else share) in found["note"]
     assert (sample[0].tokens.tolist(), *sample[1:]) == (lab.examples.eval.tokens.tolist(), 7)
 
@@ -135,7 +151,9 @@ def test_maps_are_kept_and_figures_printed(lab, outcome):
     assert set(maps) == {f"mat.{l}.4" for l in range(4)}
     assert (info.n, info.seed) == (len(lab.fit[0]), 3)
     wanted = lab.jump(lab.held_out[2], 2)
-    np.testing.assert_allclose(maps["mat.2.4"](lab.held_out[2]), wanted, atol=1e-3 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        maps["mat.2.4"](lab.held_out[2]), wanted, atol=1e-3 * np.abs(wanted).max()
+    )
     table = [line.split() for line in outcome.printed.splitlines()]
     (line,) = [line for line in table if line[:1] == ["0.3"]]
     shown = [
@@ -148,7 +166,7 @@ def test_maps_are_kept_and_figures_printed(lab, outcome):
     assert figure.get_suptitle().endswith("reference/gpt2: early exit")
 
 
-# --- peek -------------------------------------------------------------------------------------------------------------
+# --- peek -----------------------------------------------------------------------------------------
 
 SENTENCES = ("Returns the name of the file.", "The default value")
 
@@ -159,15 +177,22 @@ def check_peek(outcome, lab, layers, jump, top):
     ids = [np.asarray(tokenizer(sentence)["input_ids"], np.int32) for sentence in SENTENCES]
     rows = np.repeat(np.arange(len(ids)), [len(each) for each in ids]).astype(np.int32)
     places = np.concatenate([np.arange(len(each)) for each in ids]).astype(np.int32)
-    split = Split(np.concatenate(ids), np.asarray([len(each) for each in ids], np.int32), places, rows)
+    split = Split(
+        np.concatenate(ids), np.asarray([len(each) for each in ids], np.int32), places, rows
+    )
     streams = list(capture(lab.model, split, stream_sites(4)).values())
     seen = 0
     for layer in layers:
-        stand_ins = {"id": streams[layer], "mat": jump(streams[layer], layer) if layer < 4 else streams[4]}
+        stand_ins = {
+            "id": streams[layer],
+            "mat": jump(streams[layer], layer) if layer < 4 else streams[4],
+        }
         for name, stand_in in stand_ins.items():
             p = np.exp(log_p(lab.model, stand_in))
             for k in range(len(rows)):
-                row = outcome.one(map=name, layer=layer, sentence=int(rows[k]), position=int(places[k]))
+                row = outcome.one(
+                    map=name, layer=layer, sentence=int(rows[k]), position=int(places[k])
+                )
                 best = np.argsort(-p[k], kind="stable")[:top]
                 said = [row[f"probability_{rank}"] for rank in range(1, top + 1)]
                 assert said == pytest.approx(p[k, best].tolist(), rel=5e-3)
@@ -182,7 +207,9 @@ def test_peek_fits_maps_as_the_flags_say(lab):
     sentences = [f"--sentences={sentence}" for sentence in SENTENCES]
     outcome = call("peek", *sentences, corpus=text(), layers="0,3", top=3, **FLAGS)
     check_peek(outcome, lab, [0, 3, 4], lab.jump, top=3)
-    assert [line.split()[0] for line in outcome.printed.splitlines() if line.strip()[:1].isdigit()] == [
+    assert [
+        line.split()[0] for line in outcome.printed.splitlines() if line.strip()[:1].isdigit()
+    ] == [
         "4",
         "3",
         "0",

@@ -1,4 +1,6 @@
-"""layer_jump and r2 as users call them on a text: every figure, interval and map equals what is computed by hand."""
+"""layer_jump and r2 as users call them on a text: every figure, interval and map equals
+what is computed by hand.
+"""
 
 import numpy as np
 import pytest
@@ -39,12 +41,17 @@ def check_maps(outcome, lab, targets, fit=None):
     """What the saved maps make of the evaluation examples."""
     maps, _ = outcome.maps
     assert set(maps) == {
-        f"mat.{i}.{j}" for i in range(lab.layers) for j in range(i + 1, lab.layers + 1) if j in targets
+        f"mat.{i}.{j}"
+        for i in range(lab.layers)
+        for j in range(i + 1, lab.layers + 1)
+        if j in targets
     }
     for name, linear in maps.items():
         i, j = map(int, name.split(".")[1:])
         wanted = lab.jump(lab.held_out[i], i, j, fit)
-        error = np.linalg.norm(np.asarray(linear(lab.held_out[i])) - wanted) / np.linalg.norm(wanted)
+        error = np.linalg.norm(np.asarray(linear(lab.held_out[i])) - wanted) / np.linalg.norm(
+            wanted
+        )
         assert error < 1e-3, (name, error)
 
 
@@ -70,16 +77,26 @@ def test_layer_jump_by_default_follows_the_paper():
 
 
 def test_layer_jump_of_a_masked_model_reads_under_the_mask():
-    given = {"num_fit": 120, "num_eval": 40, "seed": 1, "protocol": "jmat", "positions_per_sentence": 2}
+    given = {
+        "num_fit": 120,
+        "num_eval": 40,
+        "seed": 1,
+        "protocol": "jmat",
+        "positions_per_sentence": 2,
+    }
     lab = Lab("bert", **given)
-    outcome = call("layer_jump", model="tests/data/reference/bert", corpus=text(), targets="final", **given)
+    outcome = call(
+        "layer_jump", model="tests/data/reference/bert", corpus=text(), targets="final", **given
+    )
     for l in range(lab.layers + 1):
         for metric, values in lab.metrics(lab.held_out[l]).items():
             same(outcome.one(map="id", layer=l, metric=metric), lab.interval(values))
     assert outcome.maps[1].n == lab.examples.fit.num_examples == 240
     for i in range(lab.layers):  # a post-norm stream is all but dependent: maps agree to few digits
         wanted = lab.jump(lab.held_out[i], i)
-        error = np.linalg.norm(np.asarray(outcome.maps[0][f"mat.{i}.{lab.layers}"](lab.held_out[i])) - wanted)
+        error = np.linalg.norm(
+            np.asarray(outcome.maps[0][f"mat.{i}.{lab.layers}"](lab.held_out[i])) - wanted
+        )
         assert error < 0.02 * np.linalg.norm(wanted), i
 
 
@@ -87,10 +104,14 @@ def test_layer_jump_of_a_masked_model_reads_under_the_mask():
 def test_all_tokens_are_fitted_on_where_that_is_asked_for(route):
     given = {**FEW, "protocol": "jmat", "skip_first": 2, "intercept": True}
     lab = Lab(**given)
-    outcome = call("layer_jump", corpus=text(), fit_tokens="all", route=route, targets="final", **given)
+    outcome = call(
+        "layer_jump", corpus=text(), fit_tokens="all", route=route, targets="final", **given
+    )
     check_jumps(outcome, lab, lab.every_token)
     check_maps(outcome, lab, [lab.layers], lab.every_token)
-    assert outcome.maps[1].n == len(lab.every_token[0]) == (lab.examples.fit.lengths - 2).clip(0).sum()
+    assert (
+        outcome.maps[1].n == len(lab.every_token[0]) == (lab.examples.fit.lengths - 2).clip(0).sum()
+    )
     assert outcome.maps[1].protocol == "jmat, all tokens, skip_first=2"
     assert f"route {route}, as asked for" in outcome.said
 
@@ -104,7 +125,11 @@ def test_layer_jump_draws_and_prints_its_own_figures(lab):
     table = [line.split() for line in outcome.printed.splitlines()]
     printed = {int(line[0]): line[1:] for line in table if line and line[0].isdigit()}
     for l in range(lab.layers + 1):
-        rows = [outcome.one(map=name, layer=l, metric=metric) for metric in metrics for name in ("mat", "id")]
+        rows = [
+            outcome.one(map=name, layer=l, metric=metric)
+            for metric in metrics
+            for name in ("mat", "id")
+        ]
         assert printed[l] == [f"{row['value']:.3f}" for row in rows]
 
 
@@ -115,14 +140,19 @@ def test_r2_heeds_every_flag(lab):
     assert not first.any()  # --skip_first
     for i in range(lab.layers):
         for j in range(i + 1, lab.layers + 1):
-            for name, stand_in in (("mat", lab.jump(lab.held_out[i], i, j)), ("id", lab.held_out[i])):
+            for name, stand_in in (
+                ("mat", lab.jump(lab.held_out[i], i, j)),
+                ("id", lab.held_out[i]),
+            ):
                 row = outcome.one(map=name, layer=i, target=j, metric="r2")
                 same(row, [r2(lab.held_out[j], stand_in)], n)
     samples = bootstrap_counts(n, groups=lab.groups, samples=200, seed=3)
     row = outcome.one(map="mat", layer=1, target=3, metric="r2")
     draws = [r2(lab.held_out[3], lab.jump(lab.held_out[1], 1, 3), w) for w in samples]
     width = row["high"] - row["low"]
-    assert np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.01 * width
+    assert (
+        np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.01 * width
+    )
     (figure,) = outcome.figures
     assert figure.get_suptitle().endswith("reference/gpt2: $R^2$ of layer $j$ from layer $i$")
 
@@ -143,7 +173,9 @@ def test_r2_leaves_first_positions_out_where_it_says_so():
     assert line[-1] == f"{outcome.one(map='mat', layer=1, target=4, metric='r2')['value']:.3f}"
 
 
-def test_by_default_the_sentences_are_those_of_docs_that_no_bundled_model_was_trained_on(monkeypatch):
+def test_by_default_the_sentences_are_those_of_docs_that_no_bundled_model_was_trained_on(
+    monkeypatch,
+):
     sentences = corpus.text_sentences(text(600))
     parts = splitting.split(sentences)
     monkeypatch.setitem(corpus.NAMED, "docs", lambda: sentences)
@@ -167,9 +199,16 @@ def test_text_of_the_hub_is_read_by_the_same_flags(monkeypatch, tmp_path):
     outcome = call("layer_jump", corpus="cc-news", targets="final", **given)
     lab = Lab(**given, source="cc-news")
     read = outcome.results["text"]
-    assert (read["fit"], read["eval"]) == (fingerprint(lab.examples.fit), fingerprint(lab.examples.eval))
+    assert (read["fit"], read["eval"]) == (
+        fingerprint(lab.examples.fit),
+        fingerprint(lab.examples.eval),
+    )
     values = lab.metrics(lab.held_out[1])["kl"]
-    same(outcome.one(map="id", layer=1, metric="kl"), lab.interval(values), lab.examples.eval.num_examples)
+    same(
+        outcome.one(map="id", layer=1, metric="kl"),
+        lab.interval(values),
+        lab.examples.eval.num_examples,
+    )
     assert outcome.maps[1].corpus == "cc-news"
 
 
@@ -181,5 +220,12 @@ def test_the_batch_size_changes_no_figure_and_the_dtype_does():
     half = call("layer_jump", corpus=text(), dtype="bfloat16", targets="final", **FEW)
     assert half.maps[1].dtype == "bfloat16"
     lab = Lab(dtype="bfloat16", **FEW)
-    same(half.one(map="id", layer=1, metric="kl"), lab.interval(lab.metrics(lab.held_out[1])["kl"]), tolerance=0.02)
-    assert half.one(map="id", layer=1, metric="kl")["value"] != whole.one(map="id", layer=1, metric="kl")["value"]
+    same(
+        half.one(map="id", layer=1, metric="kl"),
+        lab.interval(lab.metrics(lab.held_out[1])["kl"]),
+        tolerance=0.02,
+    )
+    assert (
+        half.one(map="id", layer=1, metric="kl")["value"]
+        != whole.one(map="id", layer=1, metric="kl")["value"]
+    )

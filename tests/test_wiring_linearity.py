@@ -1,4 +1,6 @@
-"""linearity as users call it on a text: scores by hand, other checkpoints and models under their own names."""
+"""linearity as users call it on a text: scores by hand, other checkpoints and models
+under their own names.
+"""
 
 import functools
 import re
@@ -27,7 +29,9 @@ SITES = [f"block.{i}.{part}{end}" for i in range(4) for part in SUBMODULES for e
 
 @functools.cache
 def acts(family="gpt2"):
-    """Streams and parts at every token of both texts but the first two of a sentence, and the sentence of each."""
+    """Streams and parts at every token of both texts but the first two of a sentence,
+    and the sentence of each.
+    """
     lab = Lab(family, **GIVEN)
     splits = [lab.every(split) for split in (lab.examples.fit, lab.examples.eval)]
     sites = tuple(dict.fromkeys([*stream_sites(4), *SITES]))
@@ -49,7 +53,9 @@ def outcome(passes):
     more = {"revisions": [changed_model()], "against": changed_model()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "measure", functools.partial(measure, run=study.measure))
-        return call("linearity", "--all_pairs", "--intrinsic_dimension", corpus=text(), **more, **GIVEN)
+        return call(
+            "linearity", "--all_pairs", "--intrinsic_dimension", corpus=text(), **more, **GIVEN
+        )
 
 
 def test_every_pass_has_snapshots_of_its_own_model(outcome, passes):
@@ -57,7 +63,9 @@ def test_every_pass_has_snapshots_of_its_own_model(outcome, passes):
         outcome.out / "checkpoints" / name for name in ("fit", "revision-0", "against")
     ]
     hashes = [model_hash(parameters(model)) for model, _ in passes]
-    assert [list(snapshots.owner.values()) for _, snapshots in passes] == [[each] for each in hashes]
+    assert [list(snapshots.owner.values()) for _, snapshots in passes] == [
+        [each] for each in hashes
+    ]
     assert hashes[0] != hashes[1] == hashes[2]
     assert not (outcome.out / "checkpoints").exists()  # all is done
 
@@ -75,7 +83,9 @@ def scores(x, y, x_new, y_new):
         score = 1 - np.square(y - solve(x)).sum() / energy(y - less)
         found[name] = score
         found[f"{name}_adjusted"] = 1 - (1 - score) * (n - 1) / (n - D - 1)
-        found[f"{name}_held_out"] = 1 - np.square(y_new - solve(x_new)).sum() / energy(y_new - less_new)
+        found[f"{name}_held_out"] = 1 - np.square(y_new - solve(x_new)).sum() / energy(
+            y_new - less_new
+        )
     return found
 
 
@@ -91,7 +101,9 @@ def held_out_draws(x, y, x_new, y_new, sentences):
 @pytest.mark.parametrize("of", ["gpt2", "checkpoint", "against"])
 def test_steps_are_those_of_the_model_that_a_row_names(outcome, of):
     fit, new, _ = acts("gpt2" if of == "gpt2" else changed_model())
-    label = {"checkpoint": None, "against": None} | ({} if of == "gpt2" else {of: str(changed_model())})
+    label = {"checkpoint": None, "against": None} | (
+        {} if of == "gpt2" else {of: str(changed_model())}
+    )
     for i, j in ((0, 1), (2, 3), (3, 4), (1, 4)):
         pair = [of_text[stream_sites(4)[layer]] for of_text in (fit, new) for layer in (i, j)]
         for metric, wanted in scores(*pair).items():
@@ -102,7 +114,10 @@ def test_steps_are_those_of_the_model_that_a_row_names(outcome, of):
     cosine = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
     for metric, values in (("contribution_norm", norms), ("cosine", cosine)):
         same(outcome.one(map="mat", layer=1, target=2, metric=metric, **label), [values.mean()])
-    variances = np.linalg.svd(fit["block.1"] - fit["block.1"].mean(0, dtype=np.float64), compute_uv=False) ** 2
+    variances = (
+        np.linalg.svd(fit["block.1"] - fit["block.1"].mean(0, dtype=np.float64), compute_uv=False)
+        ** 2
+    )
     wanted = variances[0] / variances.sum()
     same(outcome.one(map="stream", layer=2, metric="anisotropy", **label), [wanted])
 
@@ -118,11 +133,16 @@ def test_parts_are_from_their_input_to_their_output(outcome):
 
 def test_intervals_are_over_sentences_and_differences_are_paired(outcome):
     draws = []
-    for family, label in (("gpt2", {"against": None}), (changed_model(), {"against": str(changed_model())})):
+    for family, label in (
+        ("gpt2", {"against": None}),
+        (changed_model(), {"against": str(changed_model())}),
+    ):
         fit, new, sentences = acts(family)
         pair = [of_text[f"block.{i}"] for of_text in (fit, new) for i in (1, 2)]
         draws.append(held_out_draws(*pair, sentences))
-        row = outcome.one(map="mat", layer=2, target=3, metric="linearity_held_out", checkpoint=None, **label)
+        row = outcome.one(
+            map="mat", layer=2, target=3, metric="linearity_held_out", checkpoint=None, **label
+        )
         low, high = np.percentile(draws[-1], [2.5, 97.5])
         assert [row["low"], row["high"]] == pytest.approx([low, high], abs=0.1 * (high - low))
     row = outcome.one(map="mat", layer=2, target=3, metric="linearity_held_out_difference")
@@ -148,11 +168,17 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
     model, other = (short_path(str(path)) for path in (REFERENCE / "gpt2", changed_model()))
     assert titles[:4] == [model] * 4
     assert titles[4:] == [f"{model} − {other}", f"{model}: linearity of all pairs"]
-    table = outcome.printed.partition("linearity of the step from layer l to l + 1")[2].partition("\nheld out, of")[0]
+    table = outcome.printed.partition("linearity of the step from layer l to l + 1")[2].partition(
+        "\nheld out, of"
+    )[0]
     outer, heads = (re.split(r" {2,}", line.strip()) for line in table.strip("\n").splitlines()[:2])
     assert outer == ["with the residual", "without"]
     assert heads[1:] == ["in sample", "adjusted", "held out"] * 2
-    lines = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line.strip()[:1].isdigit()}
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for line in table.splitlines()
+        if line.strip()[:1].isdigit()
+    }
     metrics = [
         f"{score}{kind}"
         for score in ("linearity", "linearity_without_residual")
@@ -160,7 +186,10 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
     ]
     own = {"checkpoint": None, "against": None}
     for layer in range(4):
-        rows = [outcome.one(map="mat", layer=layer, target=layer + 1, metric=metric, **own) for metric in metrics]
+        rows = [
+            outcome.one(map="mat", layer=layer, target=layer + 1, metric=metric, **own)
+            for metric in metrics
+        ]
         assert lines[str(layer)] == [f"{row['value']:.3f}" for row in rows]
     pairs = outcome.figures[5].axes[0].images[0].get_array()
     row = outcome.one(map="mat", layer=1, target=3, metric="linearity_held_out", **own)
@@ -168,30 +197,58 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
 
 
 def test_sampled_tokens_are_the_examples():
-    given = {"num_fit": 40, "num_eval": 30, "seed": 1, "protocol": "jmat", "positions_per_sentence": 3}
-    outcome, lab = call("linearity", "--noparts", corpus=text(), tokens="sampled", **given), Lab(**given)
+    given = {
+        "num_fit": 40,
+        "num_eval": 30,
+        "seed": 1,
+        "protocol": "jmat",
+        "positions_per_sentence": 3,
+    }
+    outcome, lab = (
+        call("linearity", "--noparts", corpus=text(), tokens="sampled", **given),
+        Lab(**given),
+    )
     pair = [streams[layer] for streams in (lab.fit, lab.held_out) for layer in (1, 2)]
     for metric, wanted in scores(*pair).items():
         same(outcome.one(map="mat", layer=1, target=2, metric=metric), [wanted])
-    steps = {(row["layer"], row["target"]) for row in outcome.rows if row["map"] == "mat" and "layer" in row}
+    steps = {
+        (row["layer"], row["target"])
+        for row in outcome.rows
+        if row["map"] == "mat" and "layer" in row
+    }
     assert steps == {(i, i + 1) for i in range(4)}
     assert {row["map"] for row in outcome.rows} == {"mat", "stream"}
 
 
 def test_linearity_is_a_call_that_gives_what_the_script_gives(tmp_path, capsys):
-    outcome = call("linearity", "--noparts", corpus=text(), num_fit=25, num_eval=10, seed=1, piece_length=90)
+    outcome = call(
+        "linearity", "--noparts", corpus=text(), num_fit=25, num_eval=10, seed=1, piece_length=90
+    )
     model, tokenizer = jmat.load(REFERENCE / "gpt2")
     fit, held_out = draw_pieces(str(text()), 90, num_fit=25, num_eval=10, seed=1)
     examples = make_examples(
-        fit, held_out, tokenizer, protocol="din2023", max_length=model.config.num_positions, seed=1, masked=False
+        fit,
+        held_out,
+        tokenizer,
+        protocol="din2023",
+        max_length=model.config.num_positions,
+        seed=1,
+        masked=False,
     )
     options = linearity.Options(parts=False, seed=1)
     results = linearity.run(model, examples, options, tokenizer=tokenizer)
     assert results.rows == outcome.rows
     assert outcome.printed.startswith(results.table())
-    assert sorted(results.save(tmp_path)) == ["errors.png", "geometry.png", "linearity.png", "results.json"]
+    assert sorted(results.save(tmp_path)) == [
+        "errors.png",
+        "geometry.png",
+        "linearity.png",
+        "results.json",
+    ]
     assert capsys.readouterr() == ("", "")
-    both = linearity.run(model, examples, options, tokenizer=tokenizer, against=model, revisions={"early": model})
+    both = linearity.run(
+        model, examples, options, tokenizer=tokenizer, against=model, revisions={"early": model}
+    )
     assert {row["value"] for row in both.rows if row["metric"].endswith("_difference")} == {0.0}
     assert {row["checkpoint"] for row in both.rows if "checkpoint" in row} == {"early"}
     assert [*both.figures][3:] == ["checkpoints.png", "difference.png"]

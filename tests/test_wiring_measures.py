@@ -1,4 +1,6 @@
-"""benchmark and verify: ratios by a clock that is faked, verdicts at their thresholds, flags that arrive."""
+"""benchmark and verify: ratios by a clock that is faked, verdicts at their thresholds,
+flags that arrive.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from tests.empty import empty_model
 from tests.inside import call, loaded
 from tests.test_reference import REFERENCE
 
-# --- the benchmark's rows ---------------------------------------------------------------------------------------------
+# --- the benchmark's rows -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +30,25 @@ def bench(tmp_path_factory):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Times by contender, for `in_turn`, which then runs none of them; a single call takes 7 s."""
+    """Times by contender, for `in_turn`, which then runs none of them; a single call
+    takes 7 s.
+    """
     times = {}
     for module in (passes, maps):
-        monkeypatch.setattr(module, "in_turn", lambda works, *_, **__: {name: times[name] for name in works})
+        monkeypatch.setattr(
+            module, "in_turn", lambda works, *_, **__: {name: times[name] for name in works}
+        )
         monkeypatch.setattr(module, "seconds", lambda work: 7.0)
     monkeypatch.setattr(passes.rivals, "installed", lambda name: False)
     return times
 
 
 def find(rows, metric, **wanted):
-    (row,) = [row for row in rows if row["metric"] == metric and all(row[key] == wanted[key] for key in wanted)]
+    (row,) = [
+        row
+        for row in rows
+        if row["metric"] == metric and all(row[key] == wanted[key] for key in wanted)
+    ]
     return row
 
 
@@ -59,14 +69,17 @@ def test_lambdas_cost_one_pass_and_not_many(bench, taken):
 def test_capture_counts_real_tokens_and_the_work_of_the_blocks(bench, taken):
     taken |= {"jmat": [4.0, 2.0], "jmat, padded": [3.0, 5.0], "matmul": [1.0, 0.5]}
     rows = passes.capture_rows(bench)
-    lengths = (bench.eval.positions + 1).astype(np.float64)  # what follows the position that is read does not matter
+    # what follows the position that is read does not matter
+    lengths = (bench.eval.positions + 1).astype(np.float64)
     flops = bench.config.layers * block_flops(bench.config, lengths, (lengths + 1) / 2).sum()
     D, F, N = 32, 128, 128
     peak = 2 * N * (4 * D * D + 2 * D * F) / 0.5
     assert find(rows, "tokens_per_second")["value"] == lengths.sum() / 2
     assert find(rows, "share of peak")["value"] == pytest.approx(flops / 2 / peak)
     assert find(rows, "compile_seconds")["value"] == 5
-    assert 0 <= find(rows, "padding_waste")["value"] < find(rows, "padding_waste_padded")["value"] < 1
+    assert (
+        0 <= find(rows, "padding_waste")["value"] < find(rows, "padding_waste_padded")["value"] < 1
+    )
     assert find(rows, "ratio")["value"] is None
 
 
@@ -86,7 +99,9 @@ def test_pairs_are_extrapolated_from_those_that_are_timed(bench, taken):
     assert find(missing, "ratio")["value"] is None
 
 
-def test_streaming_rows_hold_speed_against_the_peak_and_memory_against_what_is_allowed(bench, taken, monkeypatch):
+def test_streaming_rows_hold_speed_against_the_peak_and_memory_against_what_is_allowed(
+    bench, taken, monkeypatch
+):
     taken |= {"jmat": [4.0, 2.0], "matmul": [1.0, 0.5], "matmul float64": [1.0, 2.0]}
     sizes = {"growth": 3_000_000_000, "weights": 500_000_000, "statistics": 100}
     monkeypatch.setattr(memory, "measure", lambda *_: sizes)
@@ -116,41 +131,80 @@ def test_flags_of_the_benchmark_arrive(monkeypatch, smoke):
     def part(bench):
         benches.append(bench)
         return [
-            {"map": "fit", "metric": "ratio", "value": 2.0, "goal": ">= 5", "met": False, "other": "x", "jmat": "y"}
+            {
+                "map": "fit",
+                "metric": "ratio",
+                "value": 2.0,
+                "goal": ">= 5",
+                "met": False,
+                "other": "x",
+                "jmat": "y",
+            }
         ]
 
-    given = {"num_sentences": 31, "num_fit": 77, "positions": 333, "sampled_pairs": 5, "repeats": 2, "seed": 6}
+    given = {
+        "num_sentences": 31,
+        "num_fit": 77,
+        "positions": 333,
+        "sampled_pairs": 5,
+        "repeats": 2,
+        "seed": 6,
+    }
     with loaded("benchmark") as script:
         monkeypatch.setattr(script, "PARTS", dict.fromkeys(("streaming", "fit"), part))
         more = ["--smoke"] if smoke else []
         outcome = call(
-            "benchmark", *more, model=None, shape="tiny", parts="fit", peak_tflops=2.5, tokens_per_batch=96, **given
+            "benchmark",
+            *more,
+            model=None,
+            shape="tiny",
+            parts="fit",
+            peak_tflops=2.5,
+            tokens_per_batch=96,
+            **given,
         )
     (bench,) = benches
     assert (bench.sampled, bench.repeats, bench.peak) == (5, 2, 2.5e12)
-    sizes = (bench.num_fit, bench.positions, bench.tokens_per_batch, bench.fit.num_sentences, bench.eval.num_sentences)
+    sizes = (
+        bench.num_fit,
+        bench.positions,
+        bench.tokens_per_batch,
+        bench.fit.num_sentences,
+        bench.eval.num_sentences,
+    )
     assert sizes == ((200, 500, 256, 60, 20) if smoke else (77, 333, 96, 31, 10))
     for split, seed in ((bench.fit, 7), (bench.eval, 8)):
-        np.testing.assert_array_equal(split.tokens, random_sentences(split.num_sentences, 211, seed).tokens)
+        np.testing.assert_array_equal(
+            split.tokens, random_sentences(split.num_sentences, 211, seed).tokens
+        )
     again = random_model("tiny", outcome.out, dtype="float32", seed=6)
-    same = [np.array_equal(value, parameters(again)[name]) for name, value in parameters(bench.model).items()]
+    same = [
+        np.array_equal(value, parameters(again)[name])
+        for name, value in parameters(bench.model).items()
+    ]
     assert all(same)
     assert "met" not in outcome.rows[0]
     assert "MISSED" not in outcome.printed  # sizes so small say nothing
 
 
-# --- verify -----------------------------------------------------------------------------------------------------------
+# --- verify ---------------------------------------------------------------------------------------
 
 
 def compared(monkeypatch, off, rounding):
-    """The verdict where logits are off by so many of their standard deviations, and rounding by so many."""
+    """The verdict where logits are off by so many of their standard deviations, and
+    rounding by so many.
+    """
     random = np.random.default_rng(0)
     embed, logits = random.standard_normal((1, 4, 8)) * 3, random.standard_normal((1, 4, 8)) * 5
     unit = (logits[0] - logits[0].mean(-1, keepdims=True)).std()
     shifted = lambda by: logits + by * unit * (np.arange(8) == 0)  # noqa: E731
     values = {"reference": logits, "rounded": shifted(rounding)}
-    monkeypatch.setattr(differences, "run_reference", lambda model, *_: {"embed": embed, "logits": values[model]})
-    monkeypatch.setattr(differences, "run", lambda *_, **__: (None, {"embed": embed, "logits": shifted(off)}))
+    monkeypatch.setattr(
+        differences, "run_reference", lambda model, *_: {"embed": embed, "logits": values[model]}
+    )
+    monkeypatch.setattr(
+        differences, "run", lambda *_, **__: (None, {"embed": embed, "logits": shifted(off)})
+    )
     batch = PaddedTokens(np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
     return differences.compare(empty_model(), "reference", lambda: "rounded", [batch])
 
@@ -200,6 +254,8 @@ def test_verify_runs_on_the_text_in_the_dtype_that_is_asked_for():
     tokenizer_counts = {row["n"] for row in rows}
     from transformers import AutoTokenizer
 
-    ids = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")("Returns the name of the file.")["input_ids"]
+    ids = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")("Returns the name of the file.")[
+        "input_ids"
+    ]
     lengths = [-(-len(ids) // part) for part in (8, 3, 1)]
     assert tokenizer_counts == {lengths[-1] + 2 * sum(lengths)}

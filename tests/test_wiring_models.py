@@ -1,4 +1,6 @@
-"""bundled_quality, tasks, pretrain and the study as users call them: every figure by hand."""
+"""bundled_quality, tasks, pretrain and the study as users call them: every figure by
+hand.
+"""
 
 import itertools
 import json
@@ -24,15 +26,29 @@ from tests.test_reference import REFERENCE
 
 # Raw likelihood prefers what is short, likelihood per character what is long and likely.
 QUESTIONS = [
-    {"context": "Returns the name of the", "choices": ["a", "file or the name of the object"], "answer": 0},
-    {"context": "Returns the value of the", "choices": ["a", "array or the value of the key"], "answer": 0},
-    {"question": "What is given?", "choices": ["of the value", "zq", "of the list of values"], "answer": 2},
+    {
+        "context": "Returns the name of the",
+        "choices": ["a", "file or the name of the object"],
+        "answer": 0,
+    },
+    {
+        "context": "Returns the value of the",
+        "choices": ["a", "array or the value of the key"],
+        "answer": 0,
+    },
+    {
+        "question": "What is given?",
+        "choices": ["of the value", "zq", "of the list of values"],
+        "answer": 2,
+    },
     {"context": "This function returns", "choices": ["the value", "qqqq zzzz"], "answer": 0},
 ]
 
 
 def scores(model, ids):
-    """Log-probabilities of the token after each token, for token ids of several lengths."""
+    """Log-probabilities of the token after each token, for token ids of several
+    lengths.
+    """
     width = -(-max(map(len, ids)) // 64) * 64  # few programs
     mask = np.arange(width) < np.asarray([len(each) for each in ids])[:, None]
     tokens = np.zeros(mask.shape, np.int32)
@@ -42,12 +58,20 @@ def scores(model, ids):
 
 
 def read_of(parts):
-    """Where a text comes from, and fingerprints of it and of its parts, as results.json has them."""
-    known = {"corpus": corpus.text_sentences(text(600)), "train": parts["train"], "eval": parts["eval"]}
-    return {"source": str(text(600))} | {name: corpus.sentences_fingerprint(part) for name, part in known.items()}
+    """Where a text comes from, and fingerprints of it and of its parts, as results.json
+    has them.
+    """
+    known = {
+        "corpus": corpus.text_sentences(text(600)),
+        "train": parts["train"],
+        "eval": parts["eval"],
+    }
+    return {"source": str(text(600))} | {
+        name: corpus.sentences_fingerprint(part) for name, part in known.items()
+    }
 
 
-# --- bundled_quality --------------------------------------------------------------------------------------------------
+# --- bundled_quality ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +92,9 @@ def quality():
 def test_fingerprints_are_of_the_whole_text_and_of_its_parts(quality):
     sentences = corpus.text_sentences(text(600))
     parts = splitting.split(sentences) | {"corpus": sentences}
-    prints = {name: corpus.sentences_fingerprint(parts[name]) for name in ("corpus", "train", "eval")}
+    prints = {
+        name: corpus.sentences_fingerprint(parts[name]) for name in ("corpus", "train", "eval")
+    }
     assert quality.results["text"] == {"source": str(text(600)), **prints}
 
 
@@ -92,8 +118,13 @@ def test_the_model_and_the_n_gram_read_the_same_tokens(quality):
     assert [row["value"], row["low"], row["high"]] == interval(np.asarray(nats))
     assert row["n"] == counts.sum()
     assert quality.results["text"] == read_of(parts)
-    baseline = ngram.fit([[*each, end] for each in ids["train"]], vocab_size=lab.model.config.vocab_size, order=3)
-    other = [-found[1:].sum() for found in ngram.log_prob(baseline, [[*each, end] for each in ids["eval"]])]
+    baseline = ngram.fit(
+        [[*each, end] for each in ids["train"]], vocab_size=lab.model.config.vocab_size, order=3
+    )
+    other = [
+        -found[1:].sum()
+        for found in ngram.log_prob(baseline, [[*each, end] for each in ids["eval"]])
+    ]
     row = quality.one(model="kneser_ney_3")
     assert [row["value"], row["low"], row["high"]] == interval(np.asarray(other))
     assert row["n"] == counts.sum()
@@ -111,10 +142,17 @@ def test_accuracy_is_that_of_the_token_drawn(quality, name, family):
         for each, at in zip(ids, places, strict=True):
             each[at] = lab.loaded[1].mask_token_id
     read = [at if masked else at - 1 for at in places]
-    hits = [found[at].argmax() == t for found, at, t in zip(scores(lab.model, ids), read, targets, strict=True)]
+    hits = [
+        found[at].argmax() == t
+        for found, at, t in zip(scores(lab.model, ids), read, targets, strict=True)
+    ]
     row = quality.one(model=name, metric="accuracy")
-    low, high = np.percentile(bootstrap_counts(len(ids), seed=5) @ np.asarray(hits, float) / len(ids), [2.5, 97.5])
-    assert [row["value"], row["low"], row["high"], row["n"]] == pytest.approx([np.mean(hits), low, high, len(ids)])
+    low, high = np.percentile(
+        bootstrap_counts(len(ids), seed=5) @ np.asarray(hits, float) / len(ids), [2.5, 97.5]
+    )
+    assert [row["value"], row["low"], row["high"], row["n"]] == pytest.approx(
+        [np.mean(hits), low, high, len(ids)]
+    )
     assert 0.05 < np.mean(hits) < 0.95
 
 
@@ -132,7 +170,7 @@ def test_continuations_are_the_models_own(quality):
     assert quality.results["config"]["seed"] == 5
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def test_perplexity_and_answers(tmp_path):
@@ -143,11 +181,15 @@ def test_perplexity_and_answers(tmp_path):
     outcome, lab = call("tasks", **given, seed=4), Lab()
     ids = lab.loaded[1](lines)["input_ids"]
     found = scores(lab.model, ids)
-    sums = np.asarray([-p[np.arange(len(each) - 1), each[1:]].sum() for each, p in zip(ids, found, strict=True)])
+    sums = np.asarray(
+        [-p[np.arange(len(each) - 1), each[1:]].sum() for each, p in zip(ids, found, strict=True)]
+    )
     counts = np.asarray([len(each) - 1 for each in ids])
     drawn = bootstrap_counts(30, seed=4)
     row = outcome.one(metric="perplexity")
-    wanted = np.exp([sums.sum() / counts.sum(), *np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])])
+    wanted = np.exp(
+        [sums.sum() / counts.sum(), *np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])]
+    )
     assert [row["value"], row["low"], row["high"]] == pytest.approx(wanted.tolist(), rel=1e-3)
     assert (row["n"], row["lines"], row["text"]) == (counts.sum(), 30, str(tmp_path / "lines.txt"))
 
@@ -160,7 +202,9 @@ def test_perplexity_and_answers(tmp_path):
             each = lab.loaded[1](f"{prompt} {choice}")["input_ids"]
             p = scores(lab.model, [each])[0]
             sums.append(sum(p[at - 1, each[at]] for at in range(first, len(each))))
-        per_character = [total / len(choice) for total, choice in zip(sums, asked["choices"], strict=True)]
+        per_character = [
+            total / len(choice) for total, choice in zip(sums, asked["choices"], strict=True)
+        ]
         for metric, values in (("accuracy", sums), ("accuracy_norm", per_character)):
             right[metric].append(float(np.argmax(values) == asked["answer"]))
     assert right["accuracy"] != right["accuracy_norm"]
@@ -168,17 +212,32 @@ def test_perplexity_and_answers(tmp_path):
     for metric, hits in right.items():
         row = outcome.one(metric=metric)
         low, high = np.percentile(drawn @ hits / 4, [2.5, 97.5])
-        assert [row["value"], row["low"], row["high"]] == pytest.approx([np.mean(hits), low, high]), metric
+        assert [row["value"], row["low"], row["high"]] == pytest.approx(
+            [np.mean(hits), low, high]
+        ), metric
         assert row["n"] == 4
     assert outcome.one(metric="chance")["value"] == pytest.approx((3 / 2 + 1 / 3) / 4)
     questions = map(repr, read_task(tmp_path / "asked.jsonl"))
-    read = {"lines.txt": corpus.sentences_fingerprint(lines), "asked.jsonl": corpus.sentences_fingerprint(questions)}
-    assert outcome.results["text"] == {str(tmp_path / name): fingerprint for name, fingerprint in read.items()}
+    read = {
+        "lines.txt": corpus.sentences_fingerprint(lines),
+        "asked.jsonl": corpus.sentences_fingerprint(questions),
+    }
+    assert outcome.results["text"] == {
+        str(tmp_path / name): fingerprint for name, fingerprint in read.items()
+    }
 
 
-# --- pretrain ---------------------------------------------------------------------------------------------------------
+# --- pretrain -------------------------------------------------------------------------------------
 
-TRAINING = {"vocab_size": 300, "layers": 2, "width": 8, "heads": 2, "length": 32, "batch_size": 4, "steps": 3}
+TRAINING = {
+    "vocab_size": 300,
+    "layers": 2,
+    "width": 8,
+    "heads": 2,
+    "length": 32,
+    "batch_size": 4,
+    "steps": 3,
+}
 TRAINING |= {
     "optimizer": "adamw",
     "learning_rate": 0.02,
@@ -187,7 +246,13 @@ TRAINING |= {
     "eval_every": 3,
     "eval_sentences": 20,
 }
-TRAINING |= {"regularizer": "cosine", "reg_weight": 100.0, "seed": 2, "keep_every": 1, "checkpoint_every": 1}
+TRAINING |= {
+    "regularizer": "cosine",
+    "reg_weight": 100.0,
+    "seed": 2,
+    "keep_every": 1,
+    "checkpoint_every": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +280,8 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     tokenizer = jmat.load(trained.out / "model")[1]
     parts = splitting.split(corpus.text_sentences(text(600)))
     pairs = {
-        name: packing.next_tokens(tokenizer(parts[name])["input_ids"], end=tokenizer.eos_token_id) for name in parts
+        name: packing.next_tokens(tokenizer(parts[name])["input_ids"], end=tokenizer.eos_token_id)
+        for name in parts
     }
     assert trained.results["text"] == read_of(parts)
     model, _ = jmat.load(trained.out / "model")
@@ -233,7 +299,8 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     assert first > loss(start, batch, Regularizer()) + 0.1
     # Held out: without the penalty, on sentences that are not trained on.
     final = loss(model, packing.pack(pairs["eval"], 32), Regularizer())
-    assert trained.one(metric="eval_loss")["value"] == pytest.approx(final, rel=2e-3)  # saved as float16
+    # saved as float16
+    assert trained.one(metric="eval_loss")["value"] == pytest.approx(final, rel=2e-3)
     predictions = np.asarray(packing.pack(pairs["eval"], 32).targets) >= 0
     assert trained.one(metric="eval_count")["value"] == predictions.sum()
     watched = packing.pack(pairs["fit"][:20], 32)
@@ -242,7 +309,9 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     steps = sorted((trained.out / "steps").iterdir())
     assert [path.name for path in steps] == ["000001", "000002", "000003"]
     kept, _ = jmat.load(steps[-1])
-    two, three, mean = (parameters(jmat.load(path)[0]) for path in (*steps[1:], trained.out / "model"))
+    two, three, mean = (
+        parameters(jmat.load(path)[0]) for path in (*steps[1:], trained.out / "model")
+    )
     for name, value in mean.items():  # --average_checkpoints
         np.testing.assert_allclose(value, (two[name] + three[name]) / 2, atol=2e-3)
     assert max(np.abs(np.asarray(two[name] - three[name])).max() for name in two) > 4e-3
@@ -252,7 +321,7 @@ def test_pretraining_begins_and_ends_where_its_flags_say(trained, measured):
     assert [row["step"] for row in trained.find(metric="loss")] == [1, 2, 3]
 
 
-# --- the study --------------------------------------------------------------------------------------------------------
+# --- the study ------------------------------------------------------------------------------------
 
 
 def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch):
@@ -261,7 +330,8 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
 
     def step(experiment, out, given, more, *, trained=(), overwrite=False):
         steps.append((experiment, out, [*given, *more]))
-        # What was trained with other flags is measured again; only a study that is told to replaces results.
+        # What was trained with other flags is measured again; only a study that is told to replaces
+        # results.
         assert list(trained) == ([] if experiment == "pretrain" else ["--layers=2", "--width=8"])
         assert not overwrite
         kind, number = out.parent.name, len(steps)
@@ -271,16 +341,36 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
             return {"rows": rows, "model_hash": f"hash {number}", "text": {}}
         rows = {
             "linearity": [
-                {"map": "mat", "metric": metric, "layer": layer, "target": layer + 1, **row, "value": number + layer}
+                {
+                    "map": "mat",
+                    "metric": metric,
+                    "layer": layer,
+                    "target": layer + 1,
+                    **row,
+                    "value": number + layer,
+                }
                 for metric in ("linearity", "linearity_without_residual")
                 for layer in (0, 1)
             ],
             "probe": [
-                {"map": name, "metric": "accuracy", "layer": 0, **row, "value": number / 100 + other}
+                {
+                    "map": name,
+                    "metric": "accuracy",
+                    "layer": 0,
+                    **row,
+                    "value": number / 100 + other,
+                }
                 for other, name in enumerate(("ridge", "majority"))
             ],
             "layer_jump": [
-                {"map": name, "metric": "precision@1", "layer": 0, "target": 2, **row, "value": number / 100 + other}
+                {
+                    "map": name,
+                    "metric": "precision@1",
+                    "layer": 0,
+                    "target": 2,
+                    **row,
+                    "value": number / 100 + other,
+                }
                 for other, name in enumerate(("mat", "id"))
             ],
             "early_exit": [
@@ -320,21 +410,35 @@ def test_a_study_trains_and_measures_each_variant_under_its_own_name(monkeypatch
             assert out == folder / experiment
             if experiment == "pretrain":
                 assert f"--regularizer={kind}" in given
-                assert [float(flag.partition("=")[2]) for flag in given if flag.startswith("--reg_weight")] == [weight]
+                assert [
+                    float(flag.partition("=")[2])
+                    for flag in given
+                    if flag.startswith("--reg_weight")
+                ] == [weight]
                 assert {"--layers=2", "--width=8"} <= set(given)
                 metric, found = "eval_loss", outcome.find(map=name, metric="eval_loss")
             else:
                 assert f"--model={folder / 'pretrain' / 'model'}" in given
                 assert "--num_fit=20" in given
-                metric = {"linearity": "linearity", "probe": "accuracy", "layer_jump": "precision@1"}.get(experiment)
-                found = outcome.find(map=name, metric=metric) if metric else outcome.find(map=f"{name}, mat")
+                metric = {
+                    "linearity": "linearity",
+                    "probe": "accuracy",
+                    "layer_jump": "precision@1",
+                }.get(experiment)
+                found = (
+                    outcome.find(map=name, metric=metric)
+                    if metric
+                    else outcome.find(map=f"{name}, mat")
+                )
             number = 5 * k + n + 1
             values = [number, number + 1] if experiment == "linearity" else [number / 100]
             assert [row["value"] for row in found] == values, (name, experiment)
     assert not outcome.find(metric="loss")
     saved = [row["map"] for row in outcome.rows if row["metric"] == "layers_saved@0.95"]
     assert saved == [
-        f"{name}, {kind}" for name in ("none", "cosine 0.5", "cosine 2") for kind in ("mat", "id", "mat - id")
+        f"{name}, {kind}"
+        for name in ("none", "cosine 0.5", "cosine 2")
+        for kind in ("mat", "id", "mat - id")
     ]
     (figure,) = outcome.figures
     titles = ["linearity", "linearity without residual", "accuracy of the probe", "precision@1"]

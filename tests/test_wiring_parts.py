@@ -1,4 +1,6 @@
-"""submodule_ablation as users call it on a text: parts replaced from a layer on, one pass over padded sentences."""
+"""submodule_ablation as users call it on a text: parts replaced from a layer on, one
+pass over padded sentences.
+"""
 
 import functools
 
@@ -39,16 +41,25 @@ def read(lab, split, sites, keep):
 
 
 def linear(x, y):
-    """The least-squares map with intercept that stands in for a part; a norm's output varies in one dimension less."""
+    """The least-squares map with intercept that stands in for a part; a norm's output
+    varies in one dimension less.
+    """
     solve = affine(x, y, intercept=True, rcond=3e-6)
     bias = solve(np.zeros((1, x.shape[1])))[0]
-    return jmat.Linear((solve(np.eye(x.shape[1])) - bias).astype(np.float32), bias.astype(np.float32))
+    return jmat.Linear(
+        (solve(np.eye(x.shape[1])) - bias).astype(np.float32), bias.astype(np.float32)
+    )
 
 
 @functools.cache
 def whole(lab):
     """Inputs and outputs of all parts at the fit examples, in the model as it is."""
-    sites = [f"block.{i}.{part}{end}" for i in range(lab.layers) for part in SUBMODULES for end in (".in", "")]
+    sites = [
+        f"block.{i}.{part}{end}"
+        for i in range(lab.layers)
+        for part in SUBMODULES
+        for end in (".in", "")
+    ]
     return lab.read(lab.examples.fit, tuple(sites))
 
 
@@ -57,15 +68,22 @@ def part_map(lab, site):
 
 
 def check(outcome, lab, name, layer, sites):
-    stand_in = read(lab, lab.examples.eval, sites, [f"block.{lab.layers - 1}"])[f"block.{lab.layers - 1}"]
+    stand_in = read(lab, lab.examples.eval, sites, [f"block.{lab.layers - 1}"])[
+        f"block.{lab.layers - 1}"
+    ]
     for metric, values in lab.metrics(stand_in).items():
-        same(outcome.one(map=name, layer=layer, metric=metric), lab.interval(values), tolerance=5e-3)
+        same(
+            outcome.one(map=name, layer=layer, metric=metric), lab.interval(values), tolerance=5e-3
+        )
     split = lab.examples.eval
-    follows = split.positions + 1 < split.lengths[split.rows]  # the last token of a sentence predicts nothing
+    # the last token of a sentence predicts nothing
+    follows = split.positions + 1 < split.lengths[split.rows]
     token = split.tokens[(split.starts[split.rows] + split.positions)[follows] + 1]
     nats = -log_p(lab.model, stand_in)[follows][np.arange(len(token)), token]
     wanted = np.exp(lab.interval(nats, lab.drawn(groups=lab.groups[follows])))
-    same(outcome.one(map=name, layer=layer, metric="perplexity"), wanted, len(token), tolerance=2e-2)
+    same(
+        outcome.one(map=name, layer=layer, metric="perplexity"), wanted, len(token), tolerance=2e-2
+    )
     assert 0 < len(token) < split.num_examples
 
 
@@ -73,7 +91,11 @@ def test_every_map_and_layer(lab):
     outcome = call("submodule_ablation", corpus=text(), heads=True, layers="1,3", **FLAGS)
     for name, parts in PARTS.items():
         for l in (1, 3):
-            sites = {f"block.{i}.{part}": part_map(lab, f"block.{i}.{part}") for i in range(l, 4) for part in parts}
+            sites = {
+                f"block.{i}.{part}": part_map(lab, f"block.{i}.{part}")
+                for i in range(l, 4)
+                for part in parts
+            }
             check(outcome, lab, name, l, sites)
     for l in (1, 3):
         for metric, values in lab.metrics(lab.jump(lab.held_out[l], l)).items():
@@ -85,10 +107,14 @@ def test_every_map_and_layer(lab):
     same(row, [r2(acts["block.2.ffn"], predicted)], len(predicted), tolerance=5e-3)
     draws = [r2(acts["block.2.ffn"], predicted, weights) for weights in lab.drawn(200)]
     width = row["high"] - row["low"]
-    assert np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.02 * width
+    assert (
+        np.abs(np.percentile(draws, [2.5, 97.5]) - [row["low"], row["high"]]).max() < 0.02 * width
+    )
     maps, info = outcome.maps
     acts = whole(lab)["block.2.ln_2.in"]
-    np.testing.assert_allclose(maps["ln_2.2"](acts), part_map(lab, "block.2.ln_2")(acts), rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(
+        maps["ln_2.2"](acts), part_map(lab, "block.2.ln_2")(acts), rtol=1e-2, atol=1e-3
+    )
     assert (info.n, info.seed, "mat.1.4" in maps) == (lab.examples.fit.num_examples, 3, True)
 
 
@@ -107,7 +133,12 @@ def test_heads_are_fitted_with_the_intercept(lab, head, block):
 
 def test_sequential_refits_read_what_the_maps_before_left_and_have_the_intercept(lab):
     outcome = call(
-        "submodule_ablation", corpus=text(), refit="sequential", layers="2", maps="mat_ffn,mat_ln1_ln2", **FLAGS
+        "submodule_ablation",
+        corpus=text(),
+        refit="sequential",
+        layers="2",
+        maps="mat_ffn,mat_ln1_ln2",
+        **FLAGS,
     )
     for name in ("mat_ffn", "mat_ln1_ln2"):
         sites = {}

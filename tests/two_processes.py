@@ -1,4 +1,5 @@
-"""One of several processes that work together, run by test_hosts: `python -m tests.two_processes PORT P ID OUT`.
+"""One of several processes that work together, run by test_hosts: `python -m
+tests.two_processes PORT P ID OUT`.
 
 Writes what it got to OUT/ID.npz, and what each script said to OUT/ID.json.
 """
@@ -47,20 +48,26 @@ def fewer_batches_than_processes(model, examples):
 
 
 def evaluated(model, examples):
-    """Every example's figures, which both processes have though each computes a half; and the hosts' predictions."""
+    """Every example's figures, which both processes have though each computes a half;
+    and the hosts' predictions.
+    """
     streams = capture(model, few(examples.eval, 60), ("block.1", "block.3"))
     shortcuts = {("id", 2): (Identity(), streams["block.1"])}
     predictions, seen = Predictions(), []
     add = predictions.add
     predictions.add = lambda logits, real=None: seen.append(logits.shape[0]) or add(logits, real)
-    values = evaluate(model, streams["block.3"], shortcuts, examples_per_batch=8, predictions=predictions)["id", 2]
+    values = evaluate(
+        model, streams["block.3"], shortcuts, examples_per_batch=8, predictions=predictions
+    )["id", 2]
     assert sum(seen) == 64 // hosts.count()  # no process computes all
     assert predictions._count == 60
     return {f"evaluated {name}": value for name, value in values.items()}
 
 
 def exchanges():
-    """What the processes tell one another, float64 to the last bit, and how a failure in one reaches the other."""
+    """What the processes tell one another, float64 to the last bit, and how a failure
+    in one reaches the other.
+    """
     me = jax.process_index()
     mine = np.random.default_rng(me).standard_normal(3 * me)
     found = {f"gathered {k}": values for k, values in enumerate(hosts.gather(mine))}
@@ -88,7 +95,10 @@ def run(script, given):
     for flag in flags.FLAGS:
         flags.FLAGS[flag].unparse()
     sys.argv = [f"experiments.{script}", *given]  # by which the script finds its own flags
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
         try:
             cli.run(SCRIPTS[script].main)
         except SystemExit as end:
@@ -97,7 +107,10 @@ def run(script, given):
 
 def main(port, processes, me, out):
     """Everything, in one process, since importing and compiling take the time."""
-    folder, joined = pathlib.Path(out), [f"--coordinator=localhost:{port}", f"--num_processes={processes}"]
+    folder, joined = (
+        pathlib.Path(out),
+        [f"--coordinator=localhost:{port}", f"--num_processes={processes}"],
+    )
     joined = [*joined, f"--process_id={me}"] if processes > 1 else []
     base = [
         f"--model={folder}",
@@ -105,9 +118,12 @@ def main(port, processes, me, out):
         "--tokens_per_batch=1024",
         *joined,
     ]
-    layer_jump.plot_by_layer = lambda *args, **kwargs: Figure()  # drawing is slow, and tested elsewhere
+    # drawing is slow, and tested elsewhere
+    layer_jump.plot_by_layer = lambda *args, **kwargs: Figure()
     study._figures = lambda *_: {}
-    ends = {name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS}
+    ends = {
+        name: run(name, [*base, f"--out={folder / name}", *EXTRA.get(name, [])]) for name in SCRIPTS
+    }
     ends["claimed"] = run("linearity", [*base, f"--out={folder / 'layer_jump'}"])
     model = jmat.load(folder)[0]
     examples = load_examples(folder / "examples.npz")

@@ -1,4 +1,6 @@
-"""Turns the notebooks in docs/ into pages with their outputs, when mkdocs builds the documentation."""
+"""Turns the notebooks in docs/ into pages with their outputs, when mkdocs builds the
+documentation.
+"""
 
 import html
 import json
@@ -17,7 +19,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         notebook = json.loads(Path(file.abs_src_path or "").read_text("utf-8"))
         files.remove(file)
-        files.append(File.generated(config, re.sub(r"\.ipynb$", ".md", file.src_uri), content=page(notebook)))
+        files.append(
+            File.generated(config, re.sub(r"\.ipynb$", ".md", file.src_uri), content=page(notebook))
+        )
     return files
 
 
@@ -40,7 +44,9 @@ def page(notebook: dict[str, Any]) -> str:
 
 
 def _output(output: dict[str, Any]) -> str:
-    """Returns one output as a block of HTML, on lines without gaps, which would end the block."""
+    """Returns one output as a block of HTML, on lines without gaps, which would end the
+    block.
+    """
     if output["output_type"] == "error":
         raise ValueError(f"a notebook holds an error: {output['ename']}: {output['evalue']}")
     data = {"text/plain": output["text"]} if "text" in output else output["data"]

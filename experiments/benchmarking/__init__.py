@@ -1,1 +1,3 @@
-"""Measures how fast and how exact jmat is, against what people use: the parts of `experiments.benchmark`."""
+"""Measures how fast and how exact jmat is, against what people use: the parts of
+`experiments.benchmark`.
+"""

@@ -1,4 +1,6 @@
-"""All maps and all scores from stored activations, against one pair after another; and how exact the maps are."""
+"""All maps and all scores from stored activations, against one pair after another; and
+how exact the maps are.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -30,13 +32,17 @@ OUTLIERS, TIMES = 3, 3000  # so many coordinates are so many times as large as t
 
 
 def fit_rows(bench: Bench) -> list[Row]:
-    """All L(L + 1)/2 maps from N activations by `fit_jumps`, against scikit-learn's LinearRegression pair by pair."""
+    """All L(L + 1)/2 maps from N activations by `fit_jumps`, against scikit-learn's
+    LinearRegression pair by pair.
+    """
     streams = random_streams(bench.num_fit, bench.config, seed=1)
     by_pair = None
     if rivals.installed("sklearn"):
         rivals.sklearn_map(streams[0][:100], streams[1][:100])  # imports take seconds
         by_pair = lambda i, j: rivals.sklearn_map(streams[i], streams[j])  # noqa: E731
-    rows = _against_pairs("fit", bench, lambda: fit_jumps(streams), "scikit-learn", by_pair, FIT_GOAL)
+    rows = _against_pairs(
+        "fit", bench, lambda: fit_jumps(streams), "scikit-learn", by_pair, FIT_GOAL
+    )
     if by_pair is not None:
         i, j = _sample(bench)[0]
         theirs = streams[i].astype(np.float64) @ by_pair(i, j)
@@ -46,7 +52,9 @@ def fit_rows(bench: Bench) -> list[Row]:
 
 
 def linearity_rows(bench: Bench) -> list[Row]:
-    """Linearity of all pairs of layers by `stored_linearity`, against the public steps: an SVD of X for each pair."""
+    """Linearity of all pairs of layers by `stored_linearity`, against the public steps:
+    an SVD of X for each pair.
+    """
     streams = random_streams(bench.num_fit, bench.config, seed=2)
     by_pair = None
     if rivals.installed("torch"):
@@ -72,16 +80,21 @@ def _against_pairs(
     by_pair: Callable[[int, int], Any] | None,
     goal: Goal,
 ) -> list[Row]:
-    """Compares a computation for all pairs of layers at once with a rival that takes some of them one by one.
+    """Compares a computation for all pairs of layers at once with a rival that takes
+    some of them one by one.
 
     `by_pair` is None where the rival is not installed.
     """
     first = seconds(work)
     pairs, count = _sample(bench), cost.pair_count(bench.config, "all")
-    works = {"jmat": work} | ({} if by_pair is None else {other: lambda: [by_pair(i, j) for i, j in pairs]})
+    works = {"jmat": work} | (
+        {} if by_pair is None else {other: lambda: [by_pair(i, j) for i, j in pairs]}
+    )
     taken = in_turn(works, bench.repeats)
     rows = seconds_rows(part, {"jmat": taken["jmat"]}, examples=bench.num_fit, pairs=count)
-    rows.append({"map": part, "metric": "compile_seconds", "value": max(first - min(taken["jmat"]), 0.0)})
+    rows.append(
+        {"map": part, "metric": "compile_seconds", "value": max(first - min(taken["jmat"]), 0.0)}
+    )
     if by_pair is None:
         return [*rows, missing_row(part, "ratio", goal, f"what {other} needs is not installed.")]
     rows += seconds_rows(part, {other: taken[other]}, examples=bench.num_fit, pairs=len(pairs))
@@ -93,11 +106,15 @@ def stored_moments(streams: Sequence[Float[ndarray, "N D"]]) -> Moments:
     """Moments of all pairs of stored activations h_0 .. h_L."""
     names = stream_sites(len(streams) - 1)
     moments = zeros(
-        jump_pairs(len(streams) - 1), {name: stream.shape[1] for name, stream in zip(names, streams, strict=True)}
+        jump_pairs(len(streams) - 1),
+        {name: stream.shape[1] for name, stream in zip(names, streams, strict=True)},
     )
     N = len(streams[0])
     for start in range(0, N, _ROWS):
-        part = {name: jnp.asarray(x[start : start + _ROWS]) for name, x in zip(names, streams, strict=True)}
+        part = {
+            name: jnp.asarray(x[start : start + _ROWS])
+            for name, x in zip(names, streams, strict=True)
+        }
         moments = update(moments, part, jnp.ones(min(_ROWS, N - start)))
     return moments
 
@@ -110,21 +127,24 @@ def _sample(bench: Bench) -> list[tuple[int, int]]:
     return [pairs[k] for k in where]
 
 
-# --- exactness --------------------------------------------------------------------------------------------------------
+# --- exactness ------------------------------------------------------------------------------------
 
 
 def condition_rows(bench: Bench) -> list[Row]:
-    """Returns relative errors in predictions against float64 least squares, by method and noise.
+    """Returns relative errors in predictions against float64 least squares, by method
+    and noise.
 
-    The problems: X of rising condition number (`condition` in a row), all directions mattering
-    alike; and X with a few coordinates that are thousands of times larger than the rest
-    (`outliers` and `times`), as real streams have, from as many examples as maps are fitted on.
+    The problems: X of rising condition number (`condition` in a row), all directions
+    mattering alike; and X with a few coordinates that are thousands of times larger
+    than the rest (`outliers` and `times`), as real streams have, from as many examples
+    as maps are fitted on.
     """
     D = min(bench.config.width, 256)
     rows: list[Row] = []
     for noise in (0.0, 0.1):
         problems: list[tuple[Row, Problem]] = [
-            ({"condition": condition}, hard_problem(8 * D, D, condition, noise)) for condition in CONDITIONS
+            ({"condition": condition}, hard_problem(8 * D, D, condition, noise))
+            for condition in CONDITIONS
         ]
         label = {"outliers": OUTLIERS, "times": TIMES}
         problems.append((label, outlier_problem(max(bench.num_fit, 8 * D), D, noise)))
@@ -140,7 +160,8 @@ def condition_rows(bench: Bench) -> list[Row]:
 
 
 def hard_problem(N: int, D: int, condition: float, noise: float, seed: int = 0) -> Problem:
-    """X with singular values from 1 down to 1/condition, and targets to which all its directions matter alike; float32.
+    """X with singular values from 1 down to 1/condition, and targets to which all its
+    directions matter alike; float32.
 
     Without noise the map itself then has X's condition number: the hardest case.
     """
@@ -154,8 +175,8 @@ def hard_problem(N: int, D: int, condition: float, noise: float, seed: int = 0) 
 
 
 def outlier_problem(N: int, D: int, noise: float, seed: int = 0) -> Problem:
-    """Returns normal X with its first `OUTLIERS` coordinates `TIMES` as large, and targets to which
-    all coordinates matter alike; float32.
+    """Returns normal X with its first `OUTLIERS` coordinates `TIMES` as large, and
+    targets to which all coordinates matter alike; float32.
     """
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((N, D))
@@ -165,7 +186,9 @@ def outlier_problem(N: int, D: int, noise: float, seed: int = 0) -> Problem:
     return X.astype(np.float32), Y.astype(np.float32)
 
 
-def solutions(X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]) -> dict[str, Float[ndarray, "D D"]]:
+def solutions(
+    X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]
+) -> dict[str, Float[ndarray, "D D"]]:
     """W of `y = x @ W` by several methods, in the precision that each gives."""
     x, y = jnp.asarray(X), jnp.asarray(Y)
     found: dict[str, Any] = {}
@@ -191,8 +214,9 @@ def relative(value: ndarray, exact: ndarray) -> float:
 
 
 def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
-    """Returns rows of the largest errors: of the streaming solution at the hardest condition number,
-    with its goal, and without one of its float32 map there and of QR with outliers.
+    """Returns rows of the largest errors: of the streaming solution at the hardest
+    condition number, with its goal, and without one of its float32 map there and of QR
+    with outliers.
     """
     hardest = _worst_errors(row for row in rows if row.get("condition") == CONDITIONS[-1])
     outliers = _worst_errors(row for row in rows if "outliers" in row)
@@ -208,12 +232,16 @@ def _condition_verdict(rows: Sequence[Row]) -> list[Row]:
     ):
         row: Row = {"map": "condition", "metric": f"error {problem}", "value": errors[method]}
         row |= {"jmat": method, "other": other}
-        verdicts.append(row if goal is None else row | {"goal": str(goal), "met": goal.met(errors[method])})
+        verdicts.append(
+            row if goal is None else row | {"goal": str(goal), "met": goal.met(errors[method])}
+        )
     return verdicts
 
 
 def _worst_errors(rows: Iterable[Row]) -> dict[str, float]:
-    """Returns the largest error of each method; infinity where its solution is not finite."""
+    """Returns the largest error of each method; infinity where its solution is not
+    finite.
+    """
     worst: dict[str, float] = {}
     for row in rows:
         error = np.inf if row["value"] is None else row["value"]

@@ -22,18 +22,23 @@ from jmat.maps.jumps import jump_pairs
 from jmat.models.config import ModelConfig
 
 
-def measure(folder: pathlib.Path, dtype: str, tokens: int, tokens_per_batch: int) -> dict[str, int] | None:
-    """Bytes by which a new process grows while it loads the model and sums up the moments of all pairs.
+def measure(
+    folder: pathlib.Path, dtype: str, tokens: int, tokens_per_batch: int
+) -> dict[str, int] | None:
+    """Bytes by which a new process grows while it loads the model and sums up the
+    moments of all pairs.
 
-    Returns `growth` at its peak and, of that, what the `weights` and `statistics` are; None where the system does not
-    tell (only Linux does).
+    Returns `growth` at its peak and, of that, what the `weights` and `statistics` are;
+    None where the system does not tell (only Linux does).
     """
     arguments = [str(folder), dtype, str(tokens), str(tokens_per_batch)]
     root = pathlib.Path(jmat.__file__).parents[1]
     command = [sys.executable, "-m", "experiments.benchmarking.memory", *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"the process that measures memory failed: {done.stderr.strip().splitlines()[-1]}")
+        raise ValueError(
+            f"the process that measures memory failed: {done.stderr.strip().splitlines()[-1]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -41,7 +46,9 @@ def plan(config: ModelConfig, tokens: int, tokens_per_batch: int) -> list[Batch]
     """Packed batches of random sentences in which every token is read."""
     split = sentences_of(tokens, config.vocab_size, seed=3)
     read = all_positions(split)
-    return packed_batches(split, read, tokens_per_batch=tokens_per_batch, row_multiple=len(jax.local_devices()))
+    return packed_batches(
+        split, read, tokens_per_batch=tokens_per_batch, row_multiple=len(jax.local_devices())
+    )
 
 
 def _resident(what: str) -> int | None:

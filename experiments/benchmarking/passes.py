@@ -1,4 +1,6 @@
-"""Passes over the model: reading activations, statistics that stream by, thresholds for passes, all of a paper."""
+"""Passes over the model: reading activations, statistics that stream by, thresholds for
+passes, all of a paper.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,15 @@ from numpy import ndarray
 
 from experiments.benchmarking import memory, rivals
 from experiments.benchmarking.peak import matmul_chain
-from experiments.benchmarking.rows import Goal, Row, duration, missing_row, paired_row, ratio_row, seconds_rows
+from experiments.benchmarking.rows import (
+    Goal,
+    Row,
+    duration,
+    missing_row,
+    paired_row,
+    ratio_row,
+    seconds_rows,
+)
 from experiments.benchmarking.setup import Bench
 from jmat.capture.activations import capture
 from jmat.capture.reading import reading_batches
@@ -28,7 +38,13 @@ from jmat.models.sites import stream_sites
 from jmat.runtime.timing import Work, in_turn, seconds
 from jmat.studies.early_exit.curves import calibration_rows, curve_rows, saved_rows, top_words
 from jmat.studies.early_exit.rows import reading
-from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, exit_layers, outcome, paper_thresholds
+from jmat.studies.early_exit.thresholds import (
+    ID_LAMBDAS,
+    LAMBDAS,
+    exit_layers,
+    outcome,
+    paper_thresholds,
+)
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import r2_rows, resamples
 from jmat.studies.routes import bytes_in_words
@@ -39,15 +55,16 @@ MEMORY_GOAL, SUITE_GOAL = Goal(1, at_most=True), Goal(3, at_most=True)
 _ALLOWED = 1.5e9  # bytes beside the weights
 
 
-# --- reading activations ----------------------------------------------------------------------------------------------
+# --- reading activations --------------------------------------------------------------------------
 
 
 def capture_rows(bench: Bench) -> list[Row]:
-    """All streams at the sampled positions: against transformers with the same sentences cut at the same places, and
-    against the rate of matrix products.
+    """All streams at the sampled positions: against transformers with the same
+    sentences cut at the same places, and against the rate of matrix products.
 
-    `capture` packs sentences into rows; `same batches` gives jmat the padded batches that transformers gets. Only real
-    tokens count: what padding, transfers and all that is no matrix product take is time lost.
+    `capture` packs sentences into rows; `same batches` gives jmat the padded batches
+    that transformers gets. Only real tokens count: what padding, transfers and all that
+    is no matrix product take is time lost.
     """
     config, split, size = bench.config, bench.eval, bench.tokens_per_batch
     batches = reading_batches(config, split, size, alone=True)
@@ -75,10 +92,22 @@ def capture_rows(bench: Bench) -> list[Row]:
         "padding_waste": 1 - tokens / packed,
         "padding_waste_padded": 1 - tokens / sum(batch.tokens.size for batch in batches),
     }
-    rows += [{"map": "capture", "metric": name, "value": value, "n": tokens} for name, value in figures.items()]
+    rows += [
+        {"map": "capture", "metric": name, "value": value, "n": tokens}
+        for name, value in figures.items()
+    ]
     where = f"peak {peak / 1e9:.4g} GFLOP/s {'given' if bench.peak else 'measured'}"
     share = flops / best / peak
-    rows.append(ratio_row("capture", "share of peak", share, f"{flops / best / 1e9:.4g} GFLOP/s", where, SHARE_GOAL))
+    rows.append(
+        ratio_row(
+            "capture",
+            "share of peak",
+            share,
+            f"{flops / best / 1e9:.4g} GFLOP/s",
+            where,
+            SHARE_GOAL,
+        )
+    )
     if not rivals.installed("torch"):
         return [*rows, missing_row("capture", "ratio", CAPTURE_GOAL, "torch is not installed.")]
     rows.append(paired_row("capture", taken, other, CAPTURE_GOAL))
@@ -90,16 +119,24 @@ def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]
     """h_0 .. h_L at the positions of padded batches, on the host."""
     keep, values = stream_sites(model.config.layers), []
     for batch in batches:
-        acts = run(model, batch.tokens, keep=keep, mask=batch.segments > 0, read_at=batch.read_at)[1]
+        acts = run(model, batch.tokens, keep=keep, mask=batch.segments > 0, read_at=batch.read_at)[
+            1
+        ]
         real = batch.examples >= 0
         values += [np.asarray(stream, np.float32)[real] for stream in acts.values()]
     return values
 
 
 def _real_work(config: ModelConfig, batches: Sequence[Batch]) -> tuple[int, float]:
-    """Real tokens in the batches, and the floating-point operations of the blocks over them."""
-    lengths = np.concatenate([batch.lengths[batch.lengths > 0] for batch in batches]).astype(np.float64)
-    return int(lengths.sum()), config.layers * float(np.sum(block_flops(config, lengths, (lengths + 1) / 2)))
+    """Real tokens in the batches, and the floating-point operations of the blocks over
+    them.
+    """
+    lengths = np.concatenate([batch.lengths[batch.lengths > 0] for batch in batches]).astype(
+        np.float64
+    )
+    return int(lengths.sum()), config.layers * float(
+        np.sum(block_flops(config, lengths, (lengths + 1) / 2))
+    )
 
 
 def block_shapes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]:
@@ -109,7 +146,9 @@ def block_shapes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]
 
 
 def _faster_attention(bench: Bench, batches: Sequence[Batch]) -> tuple[str, Work]:
-    """transformers with eager or sdpa attention, whichever reads a middle batch faster, ready to read all of them."""
+    """transformers with eager or sdpa attention, whichever reads a middle batch faster,
+    ready to read all of them.
+    """
     middle = [batches[len(batches) // 2]]
     middle = [_renumbered(batch) for batch in middle]
     speeds = {}
@@ -118,20 +157,26 @@ def _faster_attention(bench: Bench, batches: Sequence[Batch]) -> tuple[str, Work
         work()
         speeds[attention] = min(seconds(work) for _ in range(2))
     attention = min(speeds, key=lambda name: speeds[name])
-    return f"torch ({attention})", rivals.torch_streams(bench.folder, batches, attention, bench.dtype)
+    return f"torch ({attention})", rivals.torch_streams(
+        bench.folder, batches, attention, bench.dtype
+    )
 
 
 def _renumbered(batch: Batch) -> Batch:
     """Returns the batch as if its examples were all there are."""
-    examples = np.where(batch.examples >= 0, np.cumsum(batch.examples >= 0).reshape(batch.examples.shape) - 1, -1)
+    examples = np.where(
+        batch.examples >= 0, np.cumsum(batch.examples >= 0).reshape(batch.examples.shape) - 1, -1
+    )
     return batch._replace(examples=examples.astype(np.int32))
 
 
-# --- statistics that stream by ----------------------------------------------------------------------------------------
+# --- statistics that stream by --------------------------------------------------------------------
 
 
 def streaming_rows(bench: Bench) -> list[Row]:
-    """Moments of all pairs of layers at every token, then all maps from them; speed, memory, and both as predicted."""
+    """Moments of all pairs of layers at every token, then all maps from them; speed,
+    memory, and both as predicted.
+    """
     config = bench.config
     batches = memory.plan(config, bench.positions, bench.tokens_per_batch)
     pairs = jump_pairs(config.layers)
@@ -149,14 +194,26 @@ def streaming_rows(bench: Bench) -> list[Row]:
     rows += [
         {"map": "streaming", "metric": "compile_seconds", "value": max(first - best, 0.0)},
         {"map": "streaming", "metric": "tokens_per_second", "value": tokens / best, "n": tokens},
-        {"map": "streaming", "metric": "map_seconds", "value": min(maps), "n": cost.pair_count(config, "all")},
+        {
+            "map": "streaming",
+            "metric": "map_seconds",
+            "value": min(maps),
+            "n": cost.pair_count(config, "all"),
+        },
     ]
     peak = bench.peak or chain_flops / min(taken["matmul"])
     row_length = batches[0].tokens.shape[1]
     model_flops = cost.capture_flops(config, tokens, row_length)
-    rows.append({"map": "streaming", "metric": "mfu", "value": model_flops / best / peak, "n": tokens})
+    rows.append(
+        {"map": "streaming", "metric": "mfu", "value": model_flops / best / peak, "n": tokens}
+    )
     machine = cost.Machine(
-        "this", peak, wide_flops / min(taken["matmul float64"]), memory=0, share=0.85, factor_share=FACTOR_SHARE
+        "this",
+        peak,
+        wide_flops / min(taken["matmul float64"]),
+        memory=0,
+        share=0.85,
+        factor_share=FACTOR_SHARE,
     )
     predicted = cost.streaming_cost(
         config,
@@ -185,35 +242,51 @@ def _memory_rows(bench: Bench, predicted: cost.Cost) -> list[Row]:
     if jax.default_backend() != "cpu":
         stats = jax.local_devices()[0].memory_stats() or {}
         peak = stats.get("peak_bytes_in_use")
-        note = "of the device, in this process so far" if peak is not None else "the device does not tell."
+        note = (
+            "of the device, in this process so far"
+            if peak is not None
+            else "the device does not tell."
+        )
         found = None if peak is None else float(peak)
         words = {"predicted_bytes": predicted.memory, "note": note}
         return [{"map": "streaming", "metric": "peak_bytes", "value": found, **words}]
     sizes = memory.measure(bench.folder, bench.dtype, bench.positions, bench.tokens_per_batch)
     if sizes is None:
-        return [missing_row("streaming", "memory", MEMORY_GOAL, "this system does not tell a process's memory.")]
+        return [
+            missing_row(
+                "streaming", "memory", MEMORY_GOAL, "this system does not tell a process's memory."
+            )
+        ]
     allowed = sizes["weights"] + _ALLOWED
     said = f"weights {bytes_in_words(sizes['weights'])} + {bytes_in_words(_ALLOWED)}"
     ours = bytes_in_words(sizes["growth"])
     row = ratio_row("streaming", "memory", sizes["growth"] / allowed, ours, said, MEMORY_GOAL)
     paper = ratio_row(
-        "cost", "memory", sizes["growth"] / predicted.memory, ours, f"on paper {bytes_in_words(predicted.memory)}"
+        "cost",
+        "memory",
+        sizes["growth"] / predicted.memory,
+        ours,
+        f"on paper {bytes_in_words(predicted.memory)}",
     )
     return [row | {f"{name}_bytes": value for name, value in sizes.items()}, paper]
 
 
-# --- thresholds instead of passes -------------------------------------------------------------------------------------
+# --- thresholds instead of passes -----------------------------------------------------------------
 
 
 def early_exit_rows(bench: Bench) -> list[Row]:
-    """The whole grid of λ by thresholding what was read once, against a forward pass for each λ."""
+    """The whole grid of λ by thresholding what was read once, against a forward pass
+    for each λ.
+    """
     L, split = bench.config.layers, bench.eval
     last = (f"block.{L - 1}",)
     one_pass = lambda: capture(bench.model, split, last, tokens_per_batch=bench.tokens_per_batch)  # noqa: E731
     sites = stream_sites(L)
     streams = _streams(bench, split)
     one_pass()
-    shortcuts = {(name, l): (Identity(), streams[sites[l]]) for name in ("mat", "id") for l in range(L + 1)}
+    shortcuts = {
+        (name, l): (Identity(), streams[sites[l]]) for name in ("mat", "id") for l in range(L + 1)
+    }
     read = lambda: evaluate(bench.model, streams[sites[L]], shortcuts)  # noqa: E731
     values = read()
     reads = {name: reading(values, name, bench.config) for name in ("mat", "id")}
@@ -221,15 +294,26 @@ def early_exit_rows(bench: Bench) -> list[Row]:
     def grid(lambdas: Mapping[str, Sequence[float]]) -> list[Any]:
         found = []
         for name, of in reads.items():
-            thresholds = paper_thresholds(lambdas[name], split.positions, float(np.mean(split.positions + 1)))
-            result = outcome(exit_layers(of.confidence["gap"][:, :L], thresholds), of.metrics["precision@1"])
+            thresholds = paper_thresholds(
+                lambdas[name], split.positions, float(np.mean(split.positions + 1))
+            )
+            result = outcome(
+                exit_layers(of.confidence["gap"][:, :L], thresholds), of.metrics["precision@1"]
+            )
             found.append((result.layers.mean(1), result.hits.mean(1)))
         return found
 
     whole = {"mat": LAMBDAS, "id": ID_LAMBDAS}
-    works = {"jmat": lambda: grid(whole), "one": lambda: grid({"mat": LAMBDAS[:1], "id": ()}), "pass": one_pass}
+    works = {
+        "jmat": lambda: grid(whole),
+        "one": lambda: grid({"mat": LAMBDAS[:1], "id": ()}),
+        "pass": one_pass,
+    }
     taken = in_turn({**works, "reading": read}, bench.repeats)
-    count, best = sum(map(len, whole.values())), {name: min(values) for name, values in taken.items()}
+    count, best = (
+        sum(map(len, whole.values())),
+        {name: min(values) for name, values in taken.items()},
+    )
     rows = seconds_rows("early_exit", taken, examples=split.num_examples)
     words = f" ({count} passes, from 1 timed)"
     rows.append(paired_row("early_exit", taken, "pass", EXIT_GOAL, scale=count, words=words))
@@ -239,28 +323,38 @@ def early_exit_rows(bench: Bench) -> list[Row]:
     rows.append(ratio_row("early_exit", "35 lambdas", ratio, ours, one, GRID_GOAL))
     passes = count * best["pass"]
     words = f"{count} passes {duration(passes)}"
-    return [*rows, ratio_row("early_exit", "all included", passes / (shared + best["jmat"]), ours, words)]
+    return [
+        *rows,
+        ratio_row("early_exit", "all included", passes / (shared + best["jmat"]), ours, words),
+    ]
 
 
-# --- all of a paper ---------------------------------------------------------------------------------------------------
+# --- all of a paper -------------------------------------------------------------------------------
 
 
 def suite_rows(bench: Bench) -> list[Row]:
-    """Everything in Din et al. 2023 but the sub-modules, one capture included, against that capture alone."""
+    """Everything in Din et al. 2023 but the sub-modules, one capture included, against
+    that capture alone.
+    """
     taken: dict[str, list[float]] = {"jmat": [], "one capture": []}
     for turn in range(2):  # the first compiles
         steps = suite(bench)
         if turn:
             taken["jmat"].append(sum(steps.values()))
             taken["one capture"].append(steps["capture"])
-    rows = [{"map": "suite", "metric": "seconds", "of": step, "value": value} for step, value in steps.items()]
+    rows = [
+        {"map": "suite", "metric": "seconds", "of": step, "value": value}
+        for step, value in steps.items()
+    ]
     ratio = taken["jmat"][0] / taken["one capture"][0]
     ours, other = duration(taken["jmat"][0]), f"one capture {duration(taken['one capture'][0])}"
     return [*rows, ratio_row("suite", "ratio", ratio, ours, other, SUITE_GOAL)]
 
 
 def suite(bench: Bench) -> dict[str, float]:
-    """Seconds by step, composed as a user would: what is captured once serves every figure."""
+    """Seconds by step, composed as a user would: what is captured once serves every
+    figure.
+    """
     L, sites, took = bench.config.layers, stream_sites(bench.config.layers), {}
 
     def step(name: str, work: Callable[[], Any]) -> Any:
@@ -269,11 +363,18 @@ def suite(bench: Bench) -> dict[str, float]:
         took[name] = time.perf_counter() - begin
         return result
 
-    fit_acts, eval_acts = step("capture", lambda: [_streams(bench, split) for split in (bench.fit, bench.eval)])
+    fit_acts, eval_acts = step(
+        "capture", lambda: [_streams(bench, split) for split in (bench.fit, bench.eval)]
+    )
     maps, _ = step("maps", lambda: fit_jumps([fit_acts[site] for site in sites]))
     streams = [eval_acts[site] for site in sites]
-    of = {"mat": {i: maps[i, L] for i in range(L)} | {L: Identity()}, "id": dict.fromkeys(range(L + 1), Identity())}
-    shortcuts = {(name, i): (shortcut[i], streams[i]) for name, shortcut in of.items() for i in range(L + 1)}
+    of = {
+        "mat": {i: maps[i, L] for i in range(L)} | {L: Identity()},
+        "id": dict.fromkeys(range(L + 1), Identity()),
+    }
+    shortcuts = {
+        (name, i): (shortcut[i], streams[i]) for name, shortcut in of.items() for i in range(L + 1)
+    }
     words = step("short list", lambda: top_words(bench.model, fit_acts[sites[L]], 512))
     values = step("predictions", lambda: evaluate(bench.model, streams[L], shortcuts, words=words))
     step("layer_jump", lambda: metric_rows(values, L, groups=bench.eval.rows))
@@ -283,10 +384,17 @@ def suite(bench: Bench) -> dict[str, float]:
 
 
 def _streams(bench: Bench, split: Split) -> dict[str, Float[ndarray, "N D"]]:
-    return capture(bench.model, split, stream_sites(bench.config.layers), tokens_per_batch=bench.tokens_per_batch)
+    return capture(
+        bench.model,
+        split,
+        stream_sites(bench.config.layers),
+        tokens_per_batch=bench.tokens_per_batch,
+    )
 
 
 def _exits(config: ModelConfig, values: Any, split: Split, words: int) -> list[Row]:
-    rows, outcomes = curve_rows(config, values, split, "din2023", {"check_every": 2, "words": words})
+    rows, outcomes = curve_rows(
+        config, values, split, "din2023", {"check_every": 2, "words": words}
+    )
     rows += saved_rows(outcomes, config.layers, split.rows)
     return [dict(row) for row in rows + calibration_rows(outcomes, split.rows, 0.1, 0.05)]

@@ -18,16 +18,20 @@ def installed(package: str) -> bool:
 
 
 def sklearn_map(X: Float[ndarray, "N D"], Y: Float[ndarray, "N D"]) -> Float[ndarray, "D D"]:
-    """Least squares of one pair by `LinearRegression(fit_intercept=False)`; W for `y = x @ W`."""
+    """Least squares of one pair by `LinearRegression(fit_intercept=False)`; W for `y =
+    x @ W`.
+    """
     from sklearn.linear_model import LinearRegression
 
     return LinearRegression(fit_intercept=False).fit(X, Y).coef_.T
 
 
 def svd_linearity(X: Any, Y: Any) -> float:
-    """Linearity of one pair of torch tensors [N, D] by the steps of the public code of Razzhigaev et al. 2024.
+    """Linearity of one pair of torch tensors [N, D] by the steps of the public code of
+    Razzhigaev et al. 2024.
 
-    Centre, divide by the Frobenius norm, solve by the SVD of X without any cut-off, apply the solution.
+    Centre, divide by the Frobenius norm, solve by the SVD of X without any cut-off,
+    apply the solution.
     """
     import torch
 
@@ -41,9 +45,11 @@ def svd_linearity(X: Any, Y: Any) -> float:
 def torch_streams(
     folder: pathlib.Path, batches: Sequence[Batch], attention: str, dtype: str
 ) -> Callable[[], list[Float[ndarray, "N D"]]]:
-    """h_0 .. h_L at the batches' positions by transformers, with output_hidden_states; `attention`: eager or sdpa.
+    """h_0 .. h_L at the batches' positions by transformers, with output_hidden_states;
+    `attention`: eager or sdpa.
 
-    The last one is after the final norm, as transformers has it. The model has no head, so that no logits are computed.
+    The last one is after the final norm, as transformers has it. The model has no head,
+    so that no logits are computed.
     """
     import torch
     import transformers
@@ -52,7 +58,11 @@ def torch_streams(
     transformers.logging.disable_progress_bar()
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": getattr(torch, dtype)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, **options).eval().to(device)
+    model = (
+        transformers.AutoModel.from_pretrained(folder, local_files_only=True, **options)
+        .eval()
+        .to(device)
+    )
     count = sum(int((batch.examples >= 0).sum()) for batch in batches)
 
     def capture() -> list[ndarray]:

@@ -23,10 +23,23 @@ class Goal:
 
 
 def ratio_row(
-    part: str, metric: str, value: float | int, ours: str, other: str, goal: Goal | None = None, **more: Any
+    part: str,
+    metric: str,
+    value: float | int,
+    ours: str,
+    other: str,
+    goal: Goal | None = None,
+    **more: Any,
 ) -> Row:
     """A ratio with what it is of: `ours` and `other` say both sides in words."""
-    row = {"map": part, "metric": metric, "value": float(value), "jmat": ours, "other": other, **more}
+    row = {
+        "map": part,
+        "metric": metric,
+        "value": float(value),
+        "jmat": ours,
+        "other": other,
+        **more,
+    }
     return row if goal is None else row | {"goal": str(goal), "met": goal.met(value)}
 
 
@@ -45,11 +58,13 @@ def paired_row(
     metric: str = "ratio",
     words: str = "",
 ) -> Row:
-    """Best time of the other over best time of jmat; `low` and `high` are the extremes over the turns.
+    """Best time of the other over best time of jmat; `low` and `high` are the extremes
+    over the turns.
 
     Args:
         part: of the benchmark.
-        taken: seconds by contender, from `jmat.runtime.timing.in_turn`; `jmat` and `other` are read.
+        taken: seconds by contender, from `jmat.runtime.timing.in_turn`; `jmat` and
+          `other` are read.
         other: what jmat is held against.
         goal: of the ratio.
         scale: by which the other's time is extrapolated.
@@ -60,13 +75,22 @@ def paired_row(
     each = [b / a for a, b in zip(ours, theirs, strict=True)]
     said = f"{other} {duration(min(theirs))}{words}"
     spread = {"low": min(each), "high": max(each), "n": len(each)}
-    return ratio_row(part, metric, min(theirs) / min(ours), duration(min(ours)), said, goal, **spread)
+    return ratio_row(
+        part, metric, min(theirs) / min(ours), duration(min(ours)), said, goal, **spread
+    )
 
 
 def seconds_rows(part: str, taken: Mapping[str, Sequence[float | int]], **more: Any) -> list[Row]:
     """The best time of each contender."""
     return [
-        {"map": part, "metric": "seconds", "of": name, "value": min(values), "n": len(values), **more}
+        {
+            "map": part,
+            "metric": "seconds",
+            "of": name,
+            "value": min(values),
+            "n": len(values),
+            **more,
+        }
         for name, values in taken.items()
     ]
 
@@ -86,15 +110,26 @@ def format_ratios(rows: Sequence[Mapping[str, Any]]) -> str:
         met = {True: "yes", False: "MISSED", None: ""}[row.get("met")]
         name = row["map"] if row["metric"] == "ratio" else f"{row['map']} {row['metric']}"
         lines.append(
-            (name, row.get("jmat", "-"), row.get("other", row.get("note", "")), value, row.get("goal", ""), met)
+            (
+                name,
+                row.get("jmat", "-"),
+                row.get("other", row.get("note", "")),
+                value,
+                row.get("goal", ""),
+                met,
+            )
         )
     widths = [max(len(line[k]) for line in lines) for k in range(6)]
-    return "\n".join(" | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns tables of relative errors in predictions, one for each noise: a line a method, a column
-    a problem (a condition number, or the number and size of outlier coordinates).
+    """Returns tables of relative errors in predictions, one for each noise: a line a
+    method, a column a problem (a condition number, or the number and size of outlier
+    coordinates).
     """
     problem = {id(row): _problem(row) for row in rows}
     problems = list(dict.fromkeys(problem.values()))
@@ -112,4 +147,6 @@ def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _problem(row: Mapping[str, Any]) -> str:
-    return f"{row['condition']:.0e}" if "condition" in row else f"{row['outliers']} x {row['times']}"
+    return (
+        f"{row['condition']:.0e}" if "condition" in row else f"{row['outliers']} x {row['times']}"
+    )

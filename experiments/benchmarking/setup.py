@@ -1,4 +1,6 @@
-"""Makes the inputs of a benchmark: a GPT-2 with random weights, sentences of random tokens, and stored activations."""
+"""Makes the inputs of a benchmark: a GPT-2 with random weights, sentences of random
+tokens, and stored activations.
+"""
 
 import dataclasses
 import pathlib
@@ -23,7 +25,8 @@ SHAPES = {
     "gpt2-xl": (48, 1600, 25),
 }
 _TINY_VOCABULARY = 211
-# Of the lengths of the sentences of corpus `docs` in tokens: median, and the spread of their logarithms.
+# Of the lengths of the sentences of corpus `docs` in tokens: median, and the spread of their
+# logarithms.
 _MEDIAN_LENGTH, _LOG_SPREAD = 24.0, 0.55
 _LONGEST = 256
 
@@ -41,7 +44,8 @@ class Bench:
         num_fit: N, examples of stored activations.
         positions: tokens of the streaming pass.
         tokens_per_batch: padded tokens in one forward pass.
-        sampled: pairs (of layers) on which a slow competitor is timed, to be extrapolated.
+        sampled: pairs (of layers) on which a slow competitor is timed, to be
+          extrapolated.
         repeats: turns of the contenders.
         peak: FLOP/s of the device in `dtype`, if it is known; else it is measured.
     """
@@ -69,18 +73,28 @@ def shape_config(shape: str) -> ModelConfig:
     layers, width, heads = SHAPES[shape]
     vocabulary = _TINY_VOCABULARY if shape == "tiny" else 50257
     fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": vocabulary}
-    fields |= {"n_layer": layers, "n_embd": width, "n_head": heads, "bos_token_id": 0, "eos_token_id": 0}
+    fields |= {
+        "n_layer": layers,
+        "n_embd": width,
+        "n_head": heads,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     return config_from_hf(fields)
 
 
 def random_model(shape: str, folder: pathlib.Path, *, dtype: str, seed: int = 0) -> Any:
-    """A GPT-2 with weights as before training, saved to a Hugging Face folder in float32 and loaded from it."""
+    """A GPT-2 with weights as before training, saved to a Hugging Face folder in
+    float32 and loaded from it.
+    """
     save_model(folder, build(shape_config(shape), nnx.Rngs(seed)))
     return load_model(folder, dtype=dtype)
 
 
 def random_sentences(count: int, vocab_size: int, seed: int) -> Split:
-    """Random tokens, as many to a sentence as in English docstrings (log-normal), and one random position each."""
+    """Random tokens, as many to a sentence as in English docstrings (log-normal), and
+    one random position each.
+    """
     rng = np.random.default_rng(seed)
     lengths = np.exp(np.log(_MEDIAN_LENGTH) + _LOG_SPREAD * rng.standard_normal(count))
     lengths = np.clip(np.rint(lengths), 1, _LONGEST).astype(np.int32)
@@ -101,10 +115,12 @@ def sentences_of(tokens: int, vocab_size: int, seed: int) -> Split:
 
 
 def random_streams(count: int, config: ModelConfig, seed: int) -> list[Float[ndarray, "N D"]]:
-    """h_0 .. h_L as stored activations might be, float32: each layer adds a nonlinear function of a few directions.
+    """h_0 .. h_L as stored activations might be, float32: each layer adds a nonlinear
+    function of a few directions.
 
-    Two coordinates are a hundred times larger than the others, as in GPT-2. What the activations hold does not change
-    how long a fit takes; drawing them is faster than running the model.
+    Two coordinates are a hundred times larger than the others, as in GPT-2. What the
+    activations hold does not change how long a fit takes; drawing them is faster than
+    running the model.
     """
     rng, D = np.random.default_rng(seed), config.width
 
@@ -116,6 +132,8 @@ def random_streams(count: int, config: ModelConfig, seed: int) -> list[Float[nda
     streams = [x]
     rank = max(D // 8, 1)
     for _ in range(config.layers):
-        x = x + np.tanh(x @ draw(D, rank) / np.float32(np.sqrt(D))) @ draw(rank, D) / np.float32(np.sqrt(rank))
+        x = x + np.tanh(x @ draw(D, rank) / np.float32(np.sqrt(D))) @ draw(rank, D) / np.float32(
+            np.sqrt(rank)
+        )
         streams.append(x)
     return streams

@@ -1,1 +1,3 @@
-"""Parts of `experiments.pretrain`: tokenizers, limits, and the n-gram model to compare with."""
+"""Parts of `experiments.pretrain`: tokenizers, limits, and the n-gram model to compare
+with.
+"""

@@ -1,9 +1,12 @@
-"""Selects the rows of each measuring experiment that `regularizer_study` copies into its own results."""
+"""Selects the rows of each measuring experiment that `regularizer_study` copies into
+its own results.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Experiment → the rows of its results that the study reports: metric → the map that they must be of.
+# Experiment → the rows of its results that the study reports: metric → the map that they must be
+# of.
 MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
     "linearity": {"linearity": ("mat",), "linearity_without_residual": ("mat",)},
     "probe": {"accuracy": ("ridge",)},
@@ -13,8 +16,12 @@ MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
 BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
 
 
-def reported(name: str, results: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Returns the rows to report, under the variant's name; where several maps are wanted, with the map's too."""
+def reported(
+    name: str, results: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Returns the rows to report, under the variant's name; where several maps are
+    wanted, with the map's too.
+    """
     rows = []
     for row in results["rows"]:
         maps = wanted.get(row["metric"], ())

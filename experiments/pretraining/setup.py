@@ -21,7 +21,9 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 
 
-def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, length: int) -> dict[str, Any]:
+def hf_config(
+    arch: str, vocab_size: int, layers: int, width: int, heads: int, length: int
+) -> dict[str, Any]:
     """Returns the config.json of a model to train, without dropout."""
     if arch == "gpt2":
         return {
@@ -65,7 +67,9 @@ def hf_config(arch: str, vocab_size: int, layers: int, width: int, heads: int, l
 def prepare_tokenizer(
     arch: str, sentences: list[str], vocab_size: int, folder: pathlib.Path
 ) -> tuple[Any, dict[str, bytes]]:
-    """Returns the tokenizer in `folder`, and no files; where there is no whole one, a new one and its files."""
+    """Returns the tokenizer in `folder`, and no files; where there is no whole one, a
+    new one and its files.
+    """
     files = [folder / name for name in _TOKENIZER]
     if all(file.is_file() for file in files):
         try:
@@ -73,7 +77,9 @@ def prepare_tokenizer(
         except ValueError as error:
             cli.say(f"{error} It is trained anew, on the same text.")
     elif any(file.exists() for file in files):
-        cli.say(f"half of the tokenizer in {folder} is missing: it is trained anew, on the same text")
+        cli.say(
+            f"half of the tokenizer in {folder} is missing: it is trained anew, on the same text"
+        )
     train = tokenizers.train_bpe if arch == "gpt2" else tokenizers.train_wordpiece
     with tempfile.TemporaryDirectory() as made:
         train(sentences, vocab_size).save_pretrained(made)
@@ -82,13 +88,17 @@ def prepare_tokenizer(
 
 
 def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Writes the files of a new tokenizer, tokenizer_config.json last, and empties `files`: it is written once."""
+    """Writes the files of a new tokenizer, tokenizer_config.json last, and empties
+    `files`: it is written once.
+    """
     save_folder(folder, files)
     files.clear()
 
 
 def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
-    """Returns (inputs, targets) of sentences, to pack. BERT's are cut to `length` here, so that they end with [SEP]."""
+    """Returns (inputs, targets) of sentences, to pack. BERT's are cut to `length` here,
+    so that they end with [SEP].
+    """
     special = encoding.special_tokens(tokenizer, masked=arch == "bert")
     most = length + (arch == "gpt2")  # whose last token predicts one more
     encoded = encoding.encode(sentences, tokenizer, most, special)

@@ -73,11 +73,18 @@ class Activations(dict[str, Float[ndarray, "N W"]]):
         """Returns the index of each row's token in its text, from 0, [N]."""
         return self.origin.position
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[DictKey, PyTree]], tuple[tuple[str, ...], Origin]]:
-        return [(DictKey(site), values) for site, values in self.items()], (tuple(self), self.origin)
+    def tree_flatten_with_keys(
+        self,
+    ) -> tuple[list[tuple[DictKey, PyTree]], tuple[tuple[str, ...], Origin]]:
+        return [(DictKey(site), values) for site, values in self.items()], (
+            tuple(self),
+            self.origin,
+        )
 
     @classmethod
-    def tree_unflatten(cls, kept: tuple[tuple[str, ...], Origin], values: Iterable[PyTree]) -> "Activations":
+    def tree_unflatten(
+        cls, kept: tuple[tuple[str, ...], Origin], values: Iterable[PyTree]
+    ) -> "Activations":
         activations = cls.__new__(cls)
         activations.update(zip(kept[0], values, strict=True))
         activations.origin = kept[1]
@@ -139,7 +146,8 @@ def capture(
     sites = checked_sites(sites, model.config, 0, last)
     if square := [name for name in keep if is_square(name)]:
         raise ValueError(
-            f"{square[0]!r} has a value for every pair of tokens: read it with jmat.run, keep={square[0]!r}."
+            f"{square[0]!r} has a value for every pair of tokens: read it with jmat.run, "
+            f"keep={square[0]!r}."
         )
     if tokens_per_batch is not None:
         check_whole("tokens_per_batch", tokens_per_batch, 1)
@@ -150,10 +158,19 @@ def capture(
     plan = reading_batches(model.config, split, size, row_multiple=mesh.size, alone=bool(sites))
 
     def read(batch: Batch) -> dict[str, Array]:
-        return run(model, batch.tokens, keep=keep, sites=sites, stop=stop, read_at=batch.read_at, **batch.where)[1]
+        return run(
+            model,
+            batch.tokens,
+            keep=keep,
+            sites=sites,
+            stop=stop,
+            read_at=batch.read_at,
+            **batch.where,
+        )[1]
 
     values = sweep(plan, read, mesh=mesh, progress=progress)
-    values = {name: values[name] for name in keep}  # in the order asked for, not in that of the alphabet
+    # in the order asked for, not in that of the alphabet
+    values = {name: values[name] for name in keep}
     check_finite(values)
     return Activations(values, split)
 
@@ -179,11 +196,13 @@ def check_finite(values: dict[str, Float[ndarray, "N W"]]) -> None:
     for name, value in values.items():
         with np.errstate(all="ignore"):
             sums = value @ np.ones(value.shape[-1], np.float32)
-        if np.isfinite(sums).all():  # NaN and infinity stay in a sum, which is faster than to look at each number
+        # NaN and infinity stay in a sum, which is faster than to look at each number
+        if np.isfinite(sums).all():
             continue
         bad = ~np.isfinite(value).all(-1)
         if bad.any():
             raise ValueError(
-                f"site {name!r} is not finite at {bad.sum()} of {len(bad)} examples (the first is example "
-                f"{int(bad.argmax())}); the weights are damaged, or the dtype overflows: try --dtype=float32."
+                f"site {name!r} is not finite at {bad.sum()} of {len(bad)} examples (the first is "
+                f"example {int(bad.argmax())}); the weights are damaged, or the dtype overflows: "
+                "try --dtype=float32."
             )

@@ -35,7 +35,9 @@ BySite = dict[str, Array]
 
 
 @functools.partial(
-    register_dataclass, data_fields=["count", "shift", "sums", "squares", "own", "cross"], meta_fields=[]
+    register_dataclass,
+    data_fields=["count", "shift", "sums", "squares", "own", "cross"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moments:
@@ -119,15 +121,25 @@ def update(
       ValueError: a site of no pair, or one site of a pair without the other.
     """
     if unknown := acts.keys() - moments.count.keys():
-        raise ValueError(f"site {min(unknown)!r} is in none of the pairs; they have {', '.join(moments.count)}.")
+        raise ValueError(
+            f"site {min(unknown)!r} is in none of the pairs; they have {', '.join(moments.count)}."
+        )
     for pair in moments.pairs:
         if len(there := acts.keys() & set(pair)) == 1:
-            raise ValueError(f"of the pair {pair}, the batch has only {there.pop()!r}; both must come together.")
+            raise ValueError(
+                f"of the pair {pair}, the batch has only {there.pop()!r}; both must come together."
+            )
     count, shift, sums = dict(moments.count), dict(moments.shift), dict(moments.sums)
-    squares, own, cross = dict(moments.squares), dict(moments.own), {s: dict(to) for s, to in moments.cross.items()}
+    squares, own, cross = (
+        dict(moments.squares),
+        dict(moments.own),
+        {s: dict(to) for s, to in moments.cross.items()},
+    )
     for site, x in acts.items():
         vectors = (shift[site], sums[site], squares[site])
-        count[site], shift[site], sums[site], squares[site] = _add_vectors(count[site], vectors, x, weights)
+        count[site], shift[site], sums[site], squares[site] = _add_vectors(
+            count[site], vectors, x, weights
+        )
     for source in acts.keys() & own.keys():
         c, x = shift[source], acts[source]
         own[source] = _add_product(own[source], c, c, x, x, weights)
@@ -137,7 +149,8 @@ def update(
     return Moments(count, shift, sums, squares, own, cross)
 
 
-@functools.partial(jax.jit, donate_argnums=1)  # not the count: whoever waits for a batch can wait for that
+# not the count: whoever waits for a batch can wait for that
+@functools.partial(jax.jit, donate_argnums=1)
 def _add_vectors(
     count: Array, vectors: tuple[Array, ...], x: Array | ndarray, weights: Array | ndarray
 ) -> tuple[Array, ...]:
@@ -148,14 +161,24 @@ def _add_vectors(
         shift = jnp.where(count > 0, shift, mean)
         z = jnp.where(real, x - shift, 0)
         weighted = w[:, None] * z
-        return count + jnp.sum(w), shift, sums + jnp.sum(weighted, axis=0), squares + jnp.sum(weighted * z, axis=0)
+        return (
+            count + jnp.sum(w),
+            shift,
+            sums + jnp.sum(weighted, axis=0),
+            squares + jnp.sum(weighted * z, axis=0),
+        )
 
     return _by_part(add, count, *vectors, x=(x,), weights=weights)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _add_product(
-    total: Array, shift_x: Array, shift_y: Array, x: Array | ndarray, y: Array | ndarray, weights: Array | ndarray
+    total: Array,
+    shift_x: Array,
+    shift_y: Array,
+    x: Array | ndarray,
+    y: Array | ndarray,
+    weights: Array | ndarray,
 ) -> Array:
     def add(total, shift_x, shift_y, x, y, w):
         real = w[:, None] > 0
@@ -183,7 +206,9 @@ def combine(moments: Moments) -> Moments:
     home = shards[0][0].device
     parts = []
     for k in range(len(shards[0])):
-        leaves = [jax.device_put(shard[k].data.reshape(shard[k].data.shape[1:]), home) for shard in shards]
+        leaves = [
+            jax.device_put(shard[k].data.reshape(shard[k].data.shape[1:]), home) for shard in shards
+        ]
         parts.append(jax.tree.unflatten(jax.tree.structure(moments), leaves))
     return functools.reduce(merge, parts)
 
@@ -201,7 +226,9 @@ def merge(first: Moments, second: Moments) -> Moments:
         for moments in (first, second)
     ]
     if layouts[0] != layouts[1]:
-        raise ValueError("these moments are of other pairs of sites, or of other widths: they cannot be added.")
+        raise ValueError(
+            "these moments are of other pairs of sites, or of other widths: they cannot be added."
+        )
     return _merge(first, second)
 
 
@@ -218,10 +245,14 @@ def merge_hosts(moments: Moments) -> Moments:
     sites = list(moments.count)
     ends = np.cumsum([width(moments, site) for site in sites])[:-1]
     counts = np.stack(hosts.gather(np.array([moments.count[site] for site in sites])))
-    shifts = [np.split(each, ends) for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))]
+    shifts = [
+        np.split(each, ends)
+        for each in hosts.gather(np.concatenate([moments.shift[s] for s in sites]))
+    ]
     seen_by = (counts > 0).argmax(0).tolist()
     origin = {
-        site: jnp.asarray(shifts[process][k]) for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))
+        site: jnp.asarray(shifts[process][k])
+        for k, (site, process) in enumerate(zip(sites, seen_by, strict=True))
     }
     leaves, tree = jax.tree.flatten(_about_origin(moments, origin))
     for k, leaf in enumerate(leaves):
@@ -247,9 +278,15 @@ def _about(moments: Moments, origin: BySite) -> Moments:
         shift=origin,
         sums={site: sums[site] + n[site] * step[site] for site in n},
         squares={s: moments.squares[s] + 2 * step[s] * sums[s] + n[s] * step[s] ** 2 for s in n},
-        own={s: _moved(total, n[s], (sums[s], sums[s]), (step[s], step[s])) for s, total in moments.own.items()},
+        own={
+            s: _moved(total, n[s], (sums[s], sums[s]), (step[s], step[s]))
+            for s, total in moments.own.items()
+        },
         cross={
-            s: {t: _moved(total, n[s], (sums[s], sums[t]), (step[s], step[t])) for t, total in targets.items()}
+            s: {
+                t: _moved(total, n[s], (sums[s], sums[t]), (step[s], step[t]))
+                for t, total in targets.items()
+            }
             for s, targets in moments.cross.items()
         },
     )
@@ -258,12 +295,19 @@ def _about(moments: Moments, origin: BySite) -> Moments:
 _about_origin = jax.jit(_about, donate_argnums=0)
 
 
-def _moved(total: Array, count: Array, sums: tuple[Array, Array], steps: tuple[Array, Array]) -> Array:
+def _moved(
+    total: Array, count: Array, sums: tuple[Array, Array], steps: tuple[Array, Array]
+) -> Array:
     """Returns `Σ (x + a)(y + b)ᵀ` from `Σ x yᵀ`, with `steps = (a, b)`."""
-    return total + jnp.outer(steps[0], sums[1]) + jnp.outer(sums[0], steps[1]) + count * jnp.outer(*steps)
+    return (
+        total
+        + jnp.outer(steps[0], sums[1])
+        + jnp.outer(sums[0], steps[1])
+        + count * jnp.outer(*steps)
+    )
 
 
-# --- what is read off -------------------------------------------------------------------------------------------------
+# --- what is read off -----------------------------------------------------------------------------
 
 
 @float64()
@@ -273,12 +317,16 @@ def mean(moments: Moments, site: str) -> Float[Array | ndarray, " D"]:
 
 
 @float64()
-def second_moments(moments: Moments, source: str, target: str, *, centred: bool) -> Float[Array | ndarray, "D E"]:
+def second_moments(
+    moments: Moments, source: str, target: str, *, centred: bool
+) -> Float[Array | ndarray, "D E"]:
     """Returns `Σ w (x − x̄)(y − ȳ)ᵀ`, or `Σ w x yᵀ`; float64."""
     total = moments.own[source] if source == target else moments.cross[source][target]
     sums = (moments.sums[source], moments.sums[target])
     n = moments.count[source]
-    steps = (-sums[0] / n, -sums[1] / n) if centred else (moments.shift[source], moments.shift[target])
+    steps = (
+        (-sums[0] / n, -sums[1] / n) if centred else (moments.shift[source], moments.shift[target])
+    )
     return _moved(total, n, sums, steps)
 
 
@@ -300,14 +348,20 @@ def check_pairs(moments: Moments, source: str, targets: Sequence[str]) -> int:
     give an answer.
     """
     for target in targets:
-        known = source in moments.own if target == source else target in moments.cross.get(source, {})
+        known = (
+            source in moments.own if target == source else target in moments.cross.get(source, {})
+        )
         if not known:
-            raise ValueError(f"the pair {(source, target)} was not summed up; there are {moments.pairs}.")
+            raise ValueError(
+                f"the pair {(source, target)} was not summed up; there are {moments.pairs}."
+            )
     if not targets:
         raise ValueError("no targets to fit: give at least one.")
     counts = {site: float(moments.count[site]) for site in (source, *targets)}
     if len(set(counts.values())) > 1 or not counts[source] > 0:
-        raise ValueError(f"the sites have seen {counts} tokens; expected equally many, and at least one.")
+        raise ValueError(
+            f"the sites have seen {counts} tokens; expected equally many, and at least one."
+        )
     check_finite(moments, (source, *targets))
     return round(counts[source])
 
@@ -317,6 +371,6 @@ def check_finite(moments: Moments, sites: Iterable[str]) -> None:
     for site in sites:
         if not np.isfinite(np.asarray(moments.squares[site])).all():
             raise ValueError(
-                f"site {site!r} is not finite for some token; the weights are damaged, or the dtype overflows: try "
-                "--dtype=float32."
+                f"site {site!r} is not finite for some token; the weights are damaged, or the "
+                "dtype overflows: try --dtype=float32."
             )

@@ -28,12 +28,18 @@ def mask_token_of(model: Transformer, tokenizer: Tokenizer | None) -> int | None
     mask_token = special_id(tokenizer, "mask")
     if mask_token is None:
         name = model.name or "the model"
-        raise ValueError(f"{name} is a masked model, and needs a tokenizer (tokenizer=) that has a mask token.")
+        raise ValueError(
+            f"{name} is a masked model, and needs a tokenizer (tokenizer=) that has a mask token."
+        )
     return mask_token
 
 
 def predictions_in(
-    model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, *, seed: int
+    model: Transformer,
+    inputs: Sequence[str] | Split | Batch,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int,
 ) -> Split:
     """Returns the sentences, unmasked, whose examples are the positions at which the
     model predicts.
@@ -48,16 +54,29 @@ def predictions_in(
     if model.config.causal or isinstance(inputs, Split):
         return every_token(inputs, tokenizer)
     if isinstance(inputs, Batch):
-        raise ValueError("a masked model predicts under a mask: give texts, or a Split that says which positions.")
+        raise ValueError(
+            "a masked model predicts under a mask: give texts, or a Split that says which "
+            "positions."
+        )
     tokenizer, size = check_texts(inputs, tokenizer), model.config.num_positions
-    split = make_examples(inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed).eval
+    split = make_examples(
+        inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed
+    ).eval
     if split.num_sentences < len(inputs):
-        raise ValueError(f"{len(inputs) - split.num_sentences} of {len(inputs)} texts have no tokens: leave them out.")
+        raise ValueError(
+            f"{len(inputs) - split.num_sentences} of {len(inputs)} texts have no tokens: leave "
+            "them out."
+        )
     return split
 
 
 def reading_batches(
-    config: ModelConfig, split: Split, tokens_per_batch: int, *, row_multiple: int = 1, alone: bool = False
+    config: ModelConfig,
+    split: Split,
+    tokens_per_batch: int,
+    *,
+    row_multiple: int = 1,
+    alone: bool = False,
 ) -> list[Batch]:
     """Returns batches that hold what the model must see to be read at the examples'
     positions.
@@ -82,7 +101,9 @@ def reading_batches(
     )
 
 
-def text_batches(config: ModelConfig, text: Text, tokens_per_batch: int, *, row_multiple: int = 1) -> list[Batch]:
+def text_batches(
+    config: ModelConfig, text: Text, tokens_per_batch: int, *, row_multiple: int = 1
+) -> list[Batch]:
     """Returns batches of whole sentences, one a row, small enough for the scores of
     every token to be held.
     """

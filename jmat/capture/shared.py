@@ -32,7 +32,12 @@ class SharedActivations:
         self._values: dict[_Key, Float[ndarray, "N _"]] = {}
 
     def read(
-        self, split: Split, keep: Sequence[str], *, tokens_per_batch: int | None = None, progress: str | None = None
+        self,
+        split: Split,
+        keep: Sequence[str],
+        *,
+        tokens_per_batch: int | None = None,
+        progress: str | None = None,
     ) -> dict[str, Float[ndarray, "N _"]]:
         """Returns activations by site, in the order of `keep`; arguments and errors as
         for `capture`.
@@ -44,9 +49,12 @@ class SharedActivations:
         missing = [site for site in keep if (text, tokens_per_batch, site) not in self._values]
         if missing:
             self.passes += 1
-            read = capture(self.model, split, missing, tokens_per_batch=tokens_per_batch, progress=progress)
+            read = capture(
+                self.model, split, missing, tokens_per_batch=tokens_per_batch, progress=progress
+            )
             for site, values in read.items():
-                values.flags.writeable = False  # a study that changed them would change the next one's figures
+                # a study that changed them would change the next one's figures
+                values.flags.writeable = False
                 self._values[text, tokens_per_batch, site] = values
         return {site: self._values[text, tokens_per_batch, site] for site in keep}
 

@@ -62,7 +62,9 @@ def text_hash(batches: Sequence[Batch]) -> str:
     return short_hash(*(np.ascontiguousarray(field).data for field in fields))
 
 
-def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: int, snapshots: Snapshots) -> State:
+def go_on(
+    states: Callable[[int, State], Iterator[State]], start: State, total: int, snapshots: Snapshots
+) -> State:
     """Returns the state after the last batch, from the newest snapshot on, if there is
     one; writes snapshots on the way.
 
@@ -92,13 +94,18 @@ def go_on(states: Callable[[int, State], Iterator[State]], start: State, total: 
             due = time.monotonic() - last >= snapshots.every or (done == total and written)
             if due or stopped:
                 with _told_in_one_sentence(snapshots.folder):
-                    manager.save(done, args=_Save(done, jax.tree.leaves(state)), custom_metadata=dict(snapshots.owner))
+                    manager.save(
+                        done,
+                        args=_Save(done, jax.tree.leaves(state)),
+                        custom_metadata=dict(snapshots.owner),
+                    )
                 last, written = time.monotonic(), True
             if stopped:
                 break
     if stopped:
         raise Terminated(
-            f"stopped by SIGTERM after batch {done} of {total}; start again with the same flags to go on from there."
+            f"stopped by SIGTERM after batch {done} of {total}; start again with the same flags to "
+            "go on from there."
         )
     if received:  # after the last batch: as if it had come a moment later
         signal.raise_signal(signal.SIGTERM)
@@ -116,7 +123,9 @@ def discard(folder: pathlib.Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _newest(manager: ocp.CheckpointManager, start: State, total: int, snapshots: Snapshots) -> tuple[int, State]:
+def _newest(
+    manager: ocp.CheckpointManager, start: State, total: int, snapshots: Snapshots
+) -> tuple[int, State]:
     """Returns (batches done, the state after them) of the newest snapshot; (0, start)
     where there is none.
     """
@@ -131,12 +140,14 @@ def _newest(manager: ocp.CheckpointManager, start: State, total: int, snapshots:
     if mine and not theirs:
         return _without(step, "it does not say whose it is", manager, start, total, snapshots)
     differing = [
-        f"{name} was {theirs.get(name)} and is {mine[name]}" for name in mine if theirs.get(name) != mine[name]
+        f"{name} was {theirs.get(name)} and is {mine[name]}"
+        for name in mine
+        if theirs.get(name) != mine[name]
     ]
     if differing:
         raise ValueError(
-            f"the snapshots in {snapshots.folder} are of another run ({'; '.join(differing)}): make that as it "
-            "was, choose another --out, or delete that folder to begin anew."
+            f"the snapshots in {snapshots.folder} are of another run ({'; '.join(differing)}): "
+            "make that as it was, choose another --out, or delete that folder to begin anew."
         )
     if step > total:
         return _without(step, f"there are only {total} batches", manager, start, total, snapshots)
@@ -147,13 +158,19 @@ def _newest(manager: ocp.CheckpointManager, start: State, total: int, snapshots:
         return _without(step, in_one_line(error), manager, start, total, snapshots)
     with float64():
         placed = [
-            jax.device_put(value.reshape(leaf.shape), leaf.sharding) for value, leaf in zip(values, leaves, strict=True)
+            jax.device_put(value.reshape(leaf.shape), leaf.sharding)
+            for value, leaf in zip(values, leaves, strict=True)
         ]
     return step, jax.tree.unflatten(structure, placed)
 
 
 def _without(
-    step: int, why: str, manager: ocp.CheckpointManager, start: State, total: int, snapshots: Snapshots
+    step: int,
+    why: str,
+    manager: ocp.CheckpointManager,
+    start: State,
+    total: int,
+    snapshots: Snapshots,
 ) -> tuple[int, State]:
     """Returns the newest snapshot but for a damaged one, which is deleted."""
     snapshots.say(f"snapshot {step} in {snapshots.folder} is damaged ({why}): it is left out")
@@ -193,11 +210,15 @@ class _OneFile(ocp.CheckpointHandler):
                 raise ValueError(f"expected {arrays + _NUMBER + 4} bytes, got {got}")
             values = [np.fromfile(file, np.float64, size) for size in args.sizes]
             number = file.read(got - arrays - 4)
-            check = functools.reduce(lambda found, value: zlib.crc32(value.view(np.uint8).data, found), values, 0)
+            check = functools.reduce(
+                lambda found, value: zlib.crc32(value.view(np.uint8).data, found), values, 0
+            )
             if zlib.crc32(number, check) != int.from_bytes(file.read(4)):
                 raise ValueError("its checksum is another one")
             if number and int.from_bytes(number) != args.batches:
-                raise ValueError(f"it is that after batch {int.from_bytes(number)} under another number")
+                raise ValueError(
+                    f"it is that after batch {int.from_bytes(number)} under another number"
+                )
         return values
 
 
@@ -237,7 +258,9 @@ def _opened(folder: pathlib.Path) -> Iterator[ocp.CheckpointManager]:
     try:
         with _told_in_one_sentence(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            manager = ocp.CheckpointManager(folder.resolve(), options=options, item_handlers=_OneFile())
+            manager = ocp.CheckpointManager(
+                folder.resolve(), options=options, item_handlers=_OneFile()
+            )
         with contextlib.closing(manager):
             yield manager
     finally:
@@ -250,6 +273,7 @@ def _told_in_one_sentence(folder: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"cannot write a snapshot in {folder}: {error.strerror or error}; those written before are kept. Start "
-            "again when this is mended, or with --snapshot_every=0, which neither writes nor reads any."
+            f"cannot write a snapshot in {folder}: {error.strerror or error}; those written before "
+            "are kept. Start again when this is mended, or with --snapshot_every=0, which neither "
+            "writes nor reads any."
         ) from error

@@ -33,7 +33,9 @@ from jmat.runtime.precision import float64
 _SHORTEST_ROW = 128
 
 
-def all_positions(split: Split, *, skip_first: int = 0, skip_tokens: Sequence[int] = ()) -> Bool[ndarray, " total"]:
+def all_positions(
+    split: Split, *, skip_first: int = 0, skip_tokens: Sequence[int] = ()
+) -> Bool[ndarray, " total"]:
     """Returns all tokens of a split but every sentence's first `skip_first`, and those
     with certain ids.
     """
@@ -81,16 +83,19 @@ def packed_batches(
     """
     if read.shape != split.tokens.shape or not read.any():
         raise ValueError(
-            f"{int(read.sum())} of {len(split.tokens)} tokens are to be read: expected at least one; is every sentence "
-            "shorter than the positions skipped?"
+            f"{int(read.sum())} of {len(split.tokens)} tokens are to be read: expected at least "
+            "one; is every sentence shorter than the positions skipped?"
         )
     longest = int(split.lengths.max())
     T = row_length or -(-max(longest, _SHORTEST_ROW) // 8) * 8
     if longest > T:
-        raise ValueError(f"the longest sentence has {longest} tokens, a row only {T}: give longer rows.")
+        raise ValueError(
+            f"the longest sentence has {longest} tokens, a row only {T}: give longer rows."
+        )
     chosen = np.flatnonzero(np.logical_or.reduceat(read, split.starts))
     rows = [chosen[members] for members in shuffled_rows(split.lengths[chosen], T)]
-    most = -(-len(rows) // row_multiple) * row_multiple  # few sentences: no more rows than they need
+    # few sentences: no more rows than they need
+    most = -(-len(rows) // row_multiple) * row_multiple
     B = min(max(tokens_per_batch // T // row_multiple, 1) * row_multiple, most)
     R = -(-len(rows) // B) * B
     places = lay_out(rows, split.lengths, T, count=R)
@@ -99,7 +104,13 @@ def packed_batches(
     tokens[places.of_token] = split.tokens[index]
     examples[places.of_token] = np.where(read[index], index, -1)
     columns = np.broadcast_to(np.arange(T, dtype=np.int32), (R, T))  # takes no memory
-    fields = (tokens.reshape(R, T), places.segments, places.positions, columns, examples.reshape(R, T))
+    fields = (
+        tokens.reshape(R, T),
+        places.segments,
+        places.positions,
+        columns,
+        examples.reshape(R, T),
+    )
     return [Batch(*(field[k : k + B] for field in fields)) for k in range(0, R, B)]
 
 
@@ -130,7 +141,9 @@ def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
             local = inside.get(i, ())
             passing = [site for site in across if _block_of(site, layers) == i]
             keep = (*local, *passing)
-            x, acts = run(model, x, keep=keep, start=i, stop=i + 1, segments=segments, positions=positions)
+            x, acts = run(
+                model, x, keep=keep, start=i, stop=i + 1, segments=segments, positions=positions
+            )
             streams |= {site: acts.pop(site) for site in passing}
             if local:
                 yield acts
@@ -144,7 +157,12 @@ def token_inputs(batch: Batch) -> tuple[Tokens, Tokens, Tokens, Float[ndarray, "
     """Returns tokens, segments and positions, and the weight of every token: 1 where it
     is read, else 0.
     """
-    return batch.tokens, batch.segments, batch.positions, np.asarray(batch.examples >= 0, np.float32)
+    return (
+        batch.tokens,
+        batch.segments,
+        batch.positions,
+        np.asarray(batch.examples >= 0, np.float32),
+    )
 
 
 def stream_moments(
@@ -206,16 +224,23 @@ def partial_moments(
     mesh = local_mesh(devices)
     widths = {site: width(site, model.config) for pair in pairs for site in pair}
     start = zeros(pairs, widths, parts=mesh.size)
-    shapes = [[jax.numpy.shape(leaf) for leaf in jax.tree.leaves(state)] for state in (start, moments or start)]
+    shapes = [
+        [jax.numpy.shape(leaf) for leaf in jax.tree.leaves(state)]
+        for state in (start, moments or start)
+    ]
     if shapes[0] != shapes[1]:
-        raise ValueError("the moments to go on from are of other pairs, or of another number of devices.")
+        raise ValueError(
+            "the moments to go on from are of other pairs, or of another number of devices."
+        )
     with float64():
         start = shard_batch(mesh, moments or start)
     parts = block_by_block(place(model, mesh), pairs)
 
     def states(done: int, moments: Moments) -> Iterator[Moments]:
         before = None
-        for _, (*inputs, weights) in on_devices(batches[done:], inputs=token_inputs, mesh=mesh, progress=progress):
+        for _, (*inputs, weights) in on_devices(
+            batches[done:], inputs=token_inputs, mesh=mesh, progress=progress
+        ):
             for acts in parts(*inputs):
                 moments = update(moments, acts, weights)
             jax.block_until_ready(before)  # the host runs ahead by one batch, not by all of them
@@ -224,18 +249,27 @@ def partial_moments(
 
     if snapshots is None:
         return functools.reduce(lambda _, after: after, states(0, start), start)
-    text = {"number of devices": mesh.size, "text": text_hash(batches), "pairs": short_hash(repr(pairs).encode())}
+    text = {
+        "number of devices": mesh.size,
+        "text": text_hash(batches),
+        "pairs": short_hash(repr(pairs).encode()),
+    }
     owner = {**snapshots.owner, **text}
     return go_on(states, start, len(batches), dataclasses.replace(snapshots, owner=owner))
 
 
-def _groups(pairs: Sequence[Pair], layers: int) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
+def _groups(
+    pairs: Sequence[Pair], layers: int
+) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
     """Returns the sites to read block by block, and those that must wait for the end of
     the model.
 
     A block's sites are inside if no pair joins one of them to another block.
     """
-    of_pair = [tuple(_block_of(site, layers) if _is_inside(site) else None for site in pair) for pair in pairs]
+    of_pair = [
+        tuple(_block_of(site, layers) if _is_inside(site) else None for site in pair)
+        for pair in pairs
+    ]
     leaves = {block for blocks in of_pair for block in blocks if len(set(blocks)) > 1}
     inside: dict[int, dict[str, None]] = {}
     across: dict[str, None] = {}

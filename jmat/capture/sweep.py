@@ -83,7 +83,9 @@ def sweep(
     """
     numbers = example_numbers(plan)
     share = own_share(plan)
-    pending: collections.deque[tuple[Int[ndarray, "*places"], list[jax.Array]]] = collections.deque()
+    pending: collections.deque[tuple[Int[ndarray, "*places"], list[jax.Array]]] = (
+        collections.deque()
+    )
     values: list[ndarray] = []
     structure = None
 
@@ -94,7 +96,11 @@ def sweep(
         for k, leaf in enumerate(leaves):
             got = np.asarray(leaf)
             if len(values) == k:
-                kept = np.float32 if jnp.issubdtype(got.dtype, jnp.floating) and got.itemsize < 4 else got.dtype
+                kept = (
+                    np.float32
+                    if jnp.issubdtype(got.dtype, jnp.floating) and got.itemsize < 4
+                    else got.dtype
+                )
                 values.append(_empty((len(numbers), *got.shape[examples.ndim :]), np.dtype(kept)))
             values[k][at] = got[real]
 
@@ -162,7 +168,8 @@ def stored_rows(count: int, most: int, *, mesh: Mesh | None = None) -> list[Rows
     return [Rows(np.where(row < count, row, np.int32(-1))) for row in places]
 
 
-_ALIGNMENT = 64  # bytes; a CPU device of XLA's reads arrays that begin there without a copy of its own
+# bytes; a CPU device of XLA's reads arrays that begin there without a copy of its own
+_ALIGNMENT = 64
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[ndarray, "*shape"]:

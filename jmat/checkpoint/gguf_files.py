@@ -19,7 +19,8 @@ from jmat.models.rotary import frequencies
 from jmat.runtime.annotations import JsonObject
 from jmat.runtime.errors import shortened
 
-# `general.architecture` is the model_type. Metadata → config.json; all begin with the architecture's name.
+# `general.architecture` is the model_type. Metadata → config.json; all begin with the
+# architecture's name.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 _FIELDS = {
     "vocab_size": "vocab_size",
@@ -34,7 +35,12 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
 }
 # Said by other fields already, checked below, or of no consequence.
-_NEUTRAL = {"rope.dimension_count", "attention.value_length", "tensor_data_layout", "rope.scaling.finetuned"}
+_NEUTRAL = {
+    "rope.dimension_count",
+    "attention.value_length",
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+}
 _SCALING = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -67,19 +73,23 @@ def find_gguf(folder: pathlib.Path) -> pathlib.Path | None:
     Raises ValueError if there are several, or if it is one part of several.
     """
     is_model_folder = (folder / "config.json").is_file()
-    gguf = [folder] if folder.is_file() else [] if is_model_folder else sorted(folder.glob("*.gguf"))
+    gguf = (
+        [folder] if folder.is_file() else [] if is_model_folder else sorted(folder.glob("*.gguf"))
+    )
     for path in gguf:
         if part := re.search(r"-(\d{5,})-of-(\d{5,})$", path.stem):
             raise ValueError(_is_a_part(path, int(part[1]), int(part[2])))
     if len(gguf) > 1:
-        raise ValueError(f"{folder} holds {len(gguf)} GGUF files; name one of them, such as {gguf[0]}.")
+        raise ValueError(
+            f"{folder} holds {len(gguf)} GGUF files; name one of them, such as {gguf[0]}."
+        )
     return gguf[0] if gguf else None
 
 
 def _is_a_part(path: pathlib.Path, number: int, count: int) -> str:
     return (
-        f"{path} is part {number} of {count} of a split GGUF file: join them first with llama.cpp's "
-        "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the whole."
+        f"{path} is part {number} of {count} of a split GGUF file: join them first with "
+        "llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the whole."
     )
 
 
@@ -93,7 +103,9 @@ def open_gguf(path: pathlib.Path) -> tuple[JsonObject, TensorFiles]:
         is left in the config for its reader to refuse by name.
     """
     gguf, header = _read(path)
-    metadata = {name: value for name, value in header.metadata.items() if not name.startswith("tokenizer.")}
+    metadata = {
+        name: value for name, value in header.metadata.items() if not name.startswith("tokenizer.")
+    }
     parts = metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         number = metadata.get("split.no", 0)
@@ -107,9 +119,13 @@ def open_gguf(path: pathlib.Path) -> tuple[JsonObject, TensorFiles]:
         stored = np.fromfile(path, np.uint8, tensor.size, offset=tensor.start)
         by_row = stored.reshape(*tensor.shape[:-1], -1) if stored.size and tensor.shape else stored
         try:
-            return gguf.dequantize(by_row, kind).astype(np.float32, copy=False).reshape(tensor.shape)
+            return (
+                gguf.dequantize(by_row, kind).astype(np.float32, copy=False).reshape(tensor.shape)
+            )
         except NotImplementedError:
-            raise ValueError(f"{stored_name} in {path} is {kind.name}, which the package gguf cannot expand.") from None
+            raise ValueError(
+                f"{stored_name} in {path} is {kind.name}, which the package gguf cannot expand."
+            ) from None
 
     def read(name: str, rows: slice = slice(None)) -> np.ndarray:
         stored_name, tensor = tensors[name]
@@ -134,26 +150,44 @@ def _read(path: pathlib.Path) -> tuple[types.ModuleType, GgufHeader]:
     try:
         import gguf
     except ImportError:
-        raise ValueError(f"reading {path} needs the package gguf: pip install 'jmat[gguf]'.") from None
+        raise ValueError(
+            f"reading {path} needs the package gguf: pip install 'jmat[gguf]'."
+        ) from None
     try:
-        return gguf, read_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
+        return gguf, read_header(
+            path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+        )
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is truncated or not a GGUF file ({error}); download it again.") from None
+        raise ValueError(
+            f"{path} is truncated or not a GGUF file ({error}); download it again."
+        ) from None
 
 
-def _config(path: pathlib.Path, metadata: JsonObject, shapes: dict[str, tuple[int, ...]]) -> JsonObject:
+def _config(
+    path: pathlib.Path, metadata: JsonObject, shapes: dict[str, tuple[int, ...]]
+) -> JsonObject:
     family = metadata.get("general.architecture")
     if family not in _ARCHITECTURES:
         raise ValueError(
-            f"{path} holds a {shortened(family)} model; of GGUF files jmat reads {', '.join(_ARCHITECTURES)}."
+            f"{path} holds a {shortened(family)} model; of GGUF files jmat reads "
+            f"{', '.join(_ARCHITECTURES)}."
         )
-    own = {name.removeprefix(f"{family}."): value for name, value in metadata.items() if name.startswith(f"{family}.")}
+    own = {
+        name.removeprefix(f"{family}."): value
+        for name, value in metadata.items()
+        if name.startswith(f"{family}.")
+    }
     # Numbers are stored in float32: 1e-5 is read as 9.999999747378752e-06.
-    own = {name: _as_stored(value) if isinstance(value, float) else value for name, value in own.items()}
+    own = {
+        name: _as_stored(value) if isinstance(value, float) else value
+        for name, value in own.items()
+    }
     scaling = {_SCALING[name]: value for name, value in own.items() if name in _SCALING}
     # What has no name in config.json keeps its own: the config's reader refuses it.
     hf = {
-        _FIELDS.get(name, name): value for name, value in own.items() if name not in _NEUTRAL and name not in _SCALING
+        _FIELDS.get(name, name): value
+        for name, value in own.items()
+        if name not in _NEUTRAL and name not in _SCALING
     }
     hf |= {"model_type": family, "tie_word_embeddings": "lm_head.weight" not in shapes}
     hf["vocab_size"] = (*shapes.get("model.embed_tokens.weight", ()), 0)[0]
@@ -163,7 +197,8 @@ def _config(path: pathlib.Path, metadata: JsonObject, shapes: dict[str, tuple[in
     for name in ("rope.dimension_count", "attention.value_length"):
         if own.get(name, hf.get("head_dim")) != hf.get("head_dim"):
             raise ValueError(
-                f"{path}: {family}.{name}={shortened(own[name])} differs from the width of a head; not implemented."
+                f"{path}: {family}.{name}={shortened(own[name])} differs from the width of a head; "
+                "not implemented."
             )
     if scaling.get("rope_type", "none") != "none":
         hf["rope_scaling"] = scaling
@@ -214,12 +249,23 @@ def _llama3_scaling(factors: np.ndarray, hf: JsonObject, path: pathlib.Path) -> 
     theta = hf.get("rope_theta", 10000.0)
     factor = float(factors.max(initial=0))
     scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    plain = Rotary(width=2 * len(factors), theta=float(theta) if is_number(theta) and theta >= 1 else 1.0)
-    scaled = Rotary(plain.width, plain.theta, "llama3", factor, trained_positions=8192, slow_turns=1.0, fast_turns=4.0)
+    plain = Rotary(
+        width=2 * len(factors), theta=float(theta) if is_number(theta) and theta >= 1 else 1.0
+    )
+    scaled = Rotary(
+        plain.width,
+        plain.theta,
+        "llama3",
+        factor,
+        trained_positions=8192,
+        slow_turns=1.0,
+        fast_turns=4.0,
+    )
     with np.errstate(all="ignore"):
         explained = np.allclose(frequencies(plain) / factors, frequencies(scaled), rtol=1e-4)
     if not explained:
         raise ValueError(
-            f"{path}: {_FREQUENCY_FACTORS} is not Llama 3.1's scaling; other scalings are not implemented."
+            f"{path}: {_FREQUENCY_FACTORS} is not Llama 3.1's scaling; other scalings are not "
+            "implemented."
         )
     return {"rope_type": "llama3", **scaling, "original_max_position_embeddings": 8192}

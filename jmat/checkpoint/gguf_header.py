@@ -17,7 +17,19 @@ from typing import Any
 from jmat.runtime.annotations import Fields, JsonObject
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _MOST_AXES = 4
 _KEPT_VALUES = 1024  # of an array; longer ones belong to the tokenizer
@@ -80,7 +92,10 @@ class _Cursor:
         """Returns where `size` bytes begin, and moves past them."""
         start = self.place
         if size > len(self.content) - start:
-            raise ValueError(f"it ends after {len(self.content)} bytes, and announces {size} more at byte {start}")
+            raise ValueError(
+                f"it ends after {len(self.content)} bytes, and announces {size} more at byte "
+                f"{start}"
+            )
         self.place += size
         return start
 
@@ -127,7 +142,9 @@ def _parse(cursor: _Cursor, block_sizes: Mapping[int, tuple[int, int]]) -> GgufH
     version = cursor.number("I")
     if version not in _VERSIONS:
         big_endian = version & 0xFFFF == 0
-        raise ValueError("it is big-endian" if big_endian else f"it is of version {version}, not 2 or 3")
+        raise ValueError(
+            "it is big-endian" if big_endian else f"it is of version {version}, not 2 or 3"
+        )
     tensor_count, metadata_count = cursor.numbers("Q", 2)
     metadata: JsonObject = {}
     for _ in range(metadata_count):
@@ -166,10 +183,14 @@ def _placed(
             raise ValueError(f"its tensor {name} is of the unknown type {kind}")
         elements, size = block_sizes[kind]
         if shape and shape[-1] % elements:
-            raise ValueError(f"its tensor {name} of shape {shape} does not consist of blocks of {elements}")
+            raise ValueError(
+                f"its tensor {name} of shape {shape} does not consist of blocks of {elements}"
+            )
         size *= math.prod(shape) // elements
         total += size
         if offset + size > room or total > room:
-            raise ValueError(f"its tensor {name} of shape {shape} does not fit into {room} bytes of tensors")
+            raise ValueError(
+                f"its tensor {name} of shape {shape} does not fit into {room} bytes of tensors"
+            )
         tensors[name] = GgufTensor(shape, kind, first + offset, size)
     return tensors

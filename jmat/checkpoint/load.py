@@ -67,11 +67,15 @@ def load(
     folder = find(name_or_folder, revision=revision)
     if (folder / PRUNED).is_file() and not ignore_maps:
         raise ValueError(
-            f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its blocks. Read it with "
-            "experiments.tasks or jmat.studies.prune.surgery.load_pruned."
+            f"{folder} holds a pruned model: a whole one, and maps that stand in for some of its "
+            "blocks. Read it with experiments.tasks or jmat.studies.prune.surgery.load_pruned."
         )
     model = load_model(
-        folder, dtype=dtype, ignore_config=ignore_config, mesh=local_mesh(), shard_parameters=shard_parameters
+        folder,
+        dtype=dtype,
+        ignore_config=ignore_config,
+        mesh=local_mesh(),
+        shard_parameters=shard_parameters,
     )
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config, str(name_or_folder))
@@ -98,16 +102,21 @@ def find(name_or_folder: str | pathlib.Path, *, revision: str | None = None) -> 
     except RuntimeError:  # no such user, or one without a home
         raise FileNotFoundError(f"there is no folder {name}.") from None
     if revision is not None and (ours or os.path.exists(folder)):
-        raise ValueError(f"{name} is on this machine, not on the hub: it has no revision {revision!r}.")
+        raise ValueError(
+            f"{name} is on this machine, not on the hub: it has no revision {revision!r}."
+        )
     if ours:
         return _BUNDLED / ours
     if os.path.islink(folder) and not os.path.exists(folder):
         raise FileNotFoundError(f"{name} is a symbolic link that leads nowhere.")
-    # These, unlike their twins of pathlib, take a name that is too long for a file as one that is not there.
+    # These, unlike their twins of pathlib, take a name that is too long for a file as one that is
+    # not there.
     if os.path.isdir(folder):
         return folder
     if os.path.isfile(folder) and folder.suffix != ".gguf":
-        raise ValueError(f"{name} is a file; expected the folder that holds config.json and the weights.")
+        raise ValueError(
+            f"{name} is a file; expected the folder that holds config.json and the weights."
+        )
     if os.path.isfile(folder):
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -128,21 +137,31 @@ def _holds_model(folder: pathlib.Path) -> bool:
 def _download(name: str, revision: str | None) -> pathlib.Path:
     errors = huggingface_hub.errors
     about = ["*.json", *TOKENIZER_FILES]
-    safe, pickled = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
+    safe, pickled = (
+        ["model.safetensors", "model-*.safetensors"],
+        ["pytorch_model.bin", "pytorch_model-*.bin"],
+    )
 
     def fetch(weights: list[str]) -> pathlib.Path:
         return pathlib.Path(
-            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*about, *weights])
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=[*about, *weights]
+            )
         )
 
     at = "" if revision is None else f" at revision {revision!r}"
-    elsewhere = f"no model {shortened(name)}{at}: not bundled ({', '.join(bundled())}), not a local folder"
+    elsewhere = (
+        f"no model {shortened(name)}{at}: not bundled ({', '.join(bundled())}), not a local folder"
+    )
     try:
         folder = fetch(safe)
         return folder if any(folder.glob("model*.safetensors")) else fetch(pickled)
     except errors.LocalEntryNotFoundError:
         raise FileNotFoundError(
-            f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or no network)."
+            f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or "
+            "no network)."
         ) from None
     except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{elsewhere}, and the hub says: {first_line(error)[:300]}") from None
+        raise FileNotFoundError(
+            f"{elsewhere}, and the hub says: {first_line(error)[:300]}"
+        ) from None

@@ -66,7 +66,10 @@ def load_model(
         config, opened = read_config(folder, ignore_config), open_weights(folder)
     else:
         hf, files = open_gguf(gguf)
-        config, opened = config_from_hf(hf, ignore_config, foreign=False), contextlib.nullcontext(files)
+        config, opened = (
+            config_from_hf(hf, ignore_config, foreign=False),
+            contextlib.nullcontext(files),
+        )
     family = FAMILIES[config.family]
     with opened as files:
         if config.layers > len(files.shapes):  # before anything of that size is made
@@ -78,7 +81,9 @@ def load_model(
         model = jax.eval_shape(lambda: build(config, nnx.Rngs(0)))
         arrays: dict[str, jax.Array] = {}
         # The largest first, while there is room for a second copy of it.
-        for key in sorted(family.keys(config), key=lambda key: -math.prod(files.shapes[chosen[key.file]])):
+        for key in sorted(
+            family.keys(config), key=lambda key: -math.prod(files.shapes[chosen[key.file]])
+        ):
             tensor = files.read(chosen[key.file])
             _check_finite(tensor, chosen[key.file], folder, dtype)
             for path, part in zip(key.params, key.layout.load(tensor), strict=True):
@@ -87,7 +92,12 @@ def load_model(
     return with_parameters(model, arrays)
 
 
-_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+_ADAPTERS = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "adapters.safetensors",
+)
 
 
 def _refuse_adapters(folder: pathlib.Path) -> None:
@@ -96,8 +106,10 @@ def _refuse_adapters(folder: pathlib.Path) -> None:
     """
     if name := next((name for name in _ADAPTERS if (folder / name).is_file()), None):
         raise ValueError(
-            f"{folder} holds an adapter, such as of LoRA ({name}), which jmat does not apply: merge it into its model "
-            "first (peft: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other)), "
+            f"{folder} holds an adapter, such as of LoRA ({name}), which jmat does not apply: "
+            "merge it into its model first (peft: "
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+            ".save_pretrained(other)), "
             "or move the adapter's files elsewhere to load the model without it."
         )
 
@@ -125,8 +137,12 @@ def save_model(folder: pathlib.Path, model: Transformer, *, dtype: str = "float3
     folder.mkdir(parents=True, exist_ok=True)
     save_together(
         {
-            folder / "model.safetensors": lambda path: write_tensors(path, tensors, {"format": "pt"}),
-            folder / "config.json": lambda path: path.write_text(json.dumps(hf, indent=2) + "\n", "utf-8"),
+            folder / "model.safetensors": lambda path: write_tensors(
+                path, tensors, {"format": "pt"}
+            ),
+            folder / "config.json": lambda path: path.write_text(
+                json.dumps(hf, indent=2) + "\n", "utf-8"
+            ),
         }
     )
 
@@ -169,7 +185,9 @@ def _our_names(files: TensorFiles, family: Family) -> dict[str, str]:
     return names
 
 
-def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> ModelConfig:
+def _settle_head(
+    config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles
+) -> ModelConfig:
     """Returns the config without a head where none of the head's own tensors is stored,
     and untied where a stored head is not the embedding.
 
@@ -185,15 +203,23 @@ def _settle_head(config: ModelConfig, family: Family, names: Mapping[str, str], 
     return config
 
 
-def _with_tied_table(config: ModelConfig, family: Family, names: Mapping[str, str]) -> Mapping[str, str]:
+def _with_tied_table(
+    config: ModelConfig, family: Family, names: Mapping[str, str]
+) -> Mapping[str, str]:
     """Returns the names with the head's tensor as embedding, where they are tied and
     only the head's is stored.
     """
     head, table = family.tied
-    return {**names, table: names[head]} if config.tied_head and head in names and table not in names else names
+    return (
+        {**names, table: names[head]}
+        if config.tied_head and head in names and table not in names
+        else names
+    )
 
 
-def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles) -> dict[str, str]:
+def _match(
+    config: ModelConfig, family: Family, names: Mapping[str, str], files: TensorFiles
+) -> dict[str, str]:
     """Returns, for each key, the name of its tensor in the file.
 
     Raises ValueError with every missing, surplus and misshapen tensor. Nothing of the
@@ -216,17 +242,26 @@ def _match(config: ModelConfig, family: Family, names: Mapping[str, str], files:
         if stored_as not in FLOATS:
             problems.append(f"{chosen[key.file]} is {stored_as}, expected {', '.join(FLOATS)}")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in (*family.ignored, OTHER_HEADS)))
-    used.update(family.tied if config.tied_head else ())  # a copy of the embedding, stored once more
+    # a copy of the embedding, stored once more
+    used.update(family.tied if config.tied_head else ())
     taken = set(names.values())
     problems += [
-        f"{stored} is the same tensor as another, under an older name" for stored in files.shapes if stored not in taken
+        f"{stored} is the same tensor as another, under an older name"
+        for stored in files.shapes
+        if stored not in taken
     ]
     problems += [
-        f"surplus {stored}" for name, stored in names.items() if name not in used and not ignored.fullmatch(name)
+        f"surplus {stored}"
+        for name, stored in names.items()
+        if name not in used and not ignored.fullmatch(name)
     ]
     if problems:
         raise ValueError(f"{files.folder} does not fit its config.json: {_listed(problems)}.")
-    if other := [stored for name, stored in names.items() if name not in used and re.fullmatch(OTHER_HEADS, name)]:
+    if other := [
+        stored
+        for name, stored in names.items()
+        if name not in used and re.fullmatch(OTHER_HEADS, name)
+    ]:
         logging.getLogger(__name__).warning(
             "%s holds heads for other tasks, which are passed over: %s.",
             files.folder,
@@ -256,7 +291,10 @@ def _check_finite(tensor: np.ndarray, name: str, folder: pathlib.Path, dtype: st
         raise ValueError(f"{name} in {folder} holds NaN or infinity; the checkpoint is damaged.")
     largest = float(jnp.finfo(dtype).max)
     if max(-extremes[0], extremes[1]) > largest:
-        raise ValueError(f"{name} in {folder} holds values beyond {largest:g}, the most that {dtype} can; use float32.")
+        raise ValueError(
+            f"{name} in {folder} holds values beyond {largest:g}, the most that {dtype} can; use "
+            "float32."
+        )
 
 
 def _listed(problems: list[str], most: int = 20) -> str:

@@ -25,7 +25,12 @@ from jmat.runtime.errors import in_one_line
 from jmat.runtime.json_files import read_json_object
 
 # The dtypes that hold weights, as safetensors calls them.
-FLOATS: dict[str, DTypeLike] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
+FLOATS: dict[str, DTypeLike] = {
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
 _ALL = slice(None)
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -67,7 +72,10 @@ def open_weights(folder: pathlib.Path) -> Iterator[TensorFiles]:
       ValueError: a file is truncated or corrupt, holds anything but tensors, or is a
         pickle and torch is not installed.
     """
-    for stem, suffix, reader in (("model", ".safetensors", _safetensors), ("pytorch_model", ".bin", _pickle)):
+    for stem, suffix, reader in (
+        ("model", ".safetensors", _safetensors),
+        ("pytorch_model", ".bin", _pickle),
+    ):
         single, index = folder / (stem + suffix), folder / f"{stem}{suffix}.index.json"
         if single.is_file():
             yield reader(folder, [single])
@@ -76,8 +84,8 @@ def open_weights(folder: pathlib.Path) -> Iterator[TensorFiles]:
             yield reader(folder, _shards(folder, index))
             return
     raise FileNotFoundError(
-        f"{folder} holds no weights; expected model.safetensors, or model.safetensors.index.json with its shards, or "
-        "pytorch_model.bin."
+        f"{folder} holds no weights; expected model.safetensors, or model.safetensors.index.json "
+        "with its shards, or pytorch_model.bin."
     )
 
 
@@ -85,22 +93,29 @@ def _shards(folder: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     try:
         names = sorted({str(name) for name in read_json_object(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index} is not a shard index ({in_one_line(error)}); download it again.") from None
+        raise ValueError(
+            f"{index} is not a shard index ({in_one_line(error)}); download it again."
+        ) from None
     outside = [name for name in names if pathlib.PurePath(name).name != name or name in ("", "..")]
     if outside:
         raise ValueError(f"{index} names {outside[0]!r}, which is outside its folder.")
-    missing = [name for name in names if not os.path.isfile(folder / name)]  # also of a name too long for one
+    # also of a name too long for one
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:5])}.")
+        raise FileNotFoundError(
+            f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:5])}."
+        )
     return [folder / name for name in names]
 
 
 def _refuse_twice(name: str, path: pathlib.Path, where: Mapping[str, pathlib.Path]) -> None:
     if name in where:
-        raise ValueError(f"{name} is stored twice, in {where[name].name} and in {path.name}, in {path.parent}.")
+        raise ValueError(
+            f"{name} is stored twice, in {where[name].name} and in {path.name}, in {path.parent}."
+        )
 
 
-# --- safetensors ------------------------------------------------------------------------------------------------------
+# --- safetensors ----------------------------------------------------------------------------------
 
 
 def _safetensors(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
@@ -140,9 +155,12 @@ def _header(path: pathlib.Path) -> tuple[JsonObject, int]:
     except safetensors.SafetensorError as error:
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise ValueError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` there.") from None
+                raise ValueError(
+                    f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` there."
+                ) from None
         raise ValueError(
-            f"{path} is truncated or not a safetensors file ({in_one_line(error)}); download it again."
+            f"{path} is truncated or not a safetensors file ({in_one_line(error)}); download it "
+            "again."
         ) from None
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -160,9 +178,10 @@ def _aligned(size: int) -> np.ndarray:
     return buffer[start : start + size]
 
 
-# --- PyTorch pickles --------------------------------------------------------------------------------------------------
+# --- PyTorch pickles ------------------------------------------------------------------------------
 
-# How much of a mapped file may be read before it is mapped anew, which lets go of the pages read so far.
+# How much of a mapped file may be read before it is mapped anew, which lets go of the pages read so
+# far.
 _MAPPED_BYTES = 1 << 26
 
 
@@ -171,13 +190,19 @@ def _pickle(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
         import torch
     except ImportError:
         raise ValueError(
-            f"{paths[0]} is a PyTorch pickle, which only torch can read safely; install torch, or, where torch is, "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) writes model.safetensors."
+            f"{paths[0]} is a PyTorch pickle, which only torch can read safely; install torch, or, "
+            "where torch is, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) "
+            "writes model.safetensors."
         ) from None
     where: dict[str, pathlib.Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
-    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+    names = {
+        torch.float16: "F16",
+        torch.bfloat16: "BF16",
+        torch.float32: "F32",
+        torch.float64: "F64",
+    }
     opened = {}
     for path in paths:
         opened[path] = _load_pickle(path)
@@ -197,7 +222,9 @@ def _pickle(folder: pathlib.Path, paths: list[pathlib.Path]) -> TensorFiles:
         if path not in opened:
             opened[path] = _load_pickle(path)
         tensor = opened[path][name].detach()
-        tensor = (tensor[rows] if tensor.ndim else tensor).clone(memory_format=torch.contiguous_format)
+        tensor = (tensor[rows] if tensor.ndim else tensor).clone(
+            memory_format=torch.contiguous_format
+        )
         touched += tensor.nbytes
         if tensor.dtype == torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -215,24 +242,29 @@ def _load_pickle(path: pathlib.Path) -> dict[str, TorchTensor]:
     _refuse_compressed(path)
     try:
         with warnings.catch_warnings(action="ignore"):
-            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            tensors = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except Exception as error:
         raise ValueError(
-            f"{path} is corrupt or holds more than tensors ({type(error).__name__}): it was not loaded, and no code of "
-            "it was run; ask its author for safetensors."
+            f"{path} is corrupt or holds more than tensors ({type(error).__name__}): it was not "
+            "loaded, and no code of it was run; ask its author for safetensors."
         ) from None
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str)
         and isinstance(value, torch.Tensor)
-        and (value.layout, value.device.type) == (torch.strided, "cpu")  # not sparse, and it has values
+        # not sparse, and it has values
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
         for name, value in tensors.items()
     ):
         raise ValueError(f"{path} is not a table of named dense tensors; it was not loaded.")
     for name, tensor in tensors.items():
-        if tensor.nbytes > tensor.untyped_storage().nbytes():  # one number, say, that stands for a thousand
+        # one number, say, that stands for a thousand
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
             shape, size = tuple(tensor.shape), tensor.untyped_storage().nbytes()
             raise ValueError(
-                f"{name} in {path} announces the shape {shape}, and holds {size} bytes; it was not loaded."
+                f"{name} in {path} announces the shape {shape}, and holds {size} bytes; it was not "
+                "loaded."
             )
     return tensors
 
@@ -245,8 +277,15 @@ def _refuse_compressed(path: pathlib.Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            compressed = [part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED]
+            compressed = [
+                part.filename
+                for part in archive.infolist()
+                if part.compress_type != zipfile.ZIP_STORED
+            ]
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return  # the old format; or damaged, as torch will say
     if compressed:
-        raise ValueError(f"{path} is corrupt or holds more than tensors ({compressed[0]} is compressed): not loaded.")
+        raise ValueError(
+            f"{path} is corrupt or holds more than tensors ({compressed[0]} is compressed): not "
+            "loaded."
+        )

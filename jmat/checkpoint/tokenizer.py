@@ -40,10 +40,32 @@ from jmat.runtime.transformers_package import transformers_package
 
 # Glob patterns of all files that a tokenizer may consist of.
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "vocab.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "chat_template.jinja"),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+    ),
+    *(
+        "merges.txt",
+        "vocab.txt",
+        "*.model",
+        "*.spm",
+        "*.tiktoken",
+        "tekken.json",
+        "chat_template.jinja",
+    ),
 )
-_NAMED = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "*.model", "*.spm", "*.tiktoken")
+_NAMED = (
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+)
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 _BOS_BY_DEFAULT = ("llama", "mistral", "gemma")  # model types
 _TRIED = "The first of 3 words, naïve: 数!"  # every tokenizer is tried on it when it is loaded
@@ -97,7 +119,10 @@ def _check_sizes(folder: pathlib.Path, says: str) -> None:
     for path in (path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         size = path.stat().st_size if path.is_file() else 0
         if size > _MOST_BYTES:
-            raise ValueError(f"{says}: {path.name} has {size} bytes, and no tokenizer needs more than {_MOST_BYTES}.")
+            raise ValueError(
+                f"{says}: {path.name} has {size} bytes, and no tokenizer needs more than "
+                f"{_MOST_BYTES}."
+            )
 
 
 def _without_dropout(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
@@ -107,8 +132,8 @@ def _without_dropout(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and getattr(backend.model, "dropout", None):
         logging.getLogger(__name__).warning(
-            "the tokenizer in %s leaves out %g of its merges at random (dropout), as is done in training: here all are"
-            " made, so that a text always becomes the same tokens.",
+            "the tokenizer in %s leaves out %g of its merges at random (dropout), as is done in "
+            "training: here all are made, so that a text always becomes the same tokens.",
             folder,
             backend.model.dropout,
         )
@@ -125,16 +150,23 @@ def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, name: str)
     """
     if tokenizer is None:
         return
-    # Tokens that were added later may lie beyond the embedding: no text has them unless it spells them out.
-    added, vocabulary = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.get_vocab().values()
+    # Tokens that were added later may lie beyond the embedding: no text has them unless it spells
+    # them out.
+    added, vocabulary = (
+        getattr(tokenizer, "added_tokens_decoder", {}),
+        tokenizer.get_vocab().values(),
+    )
     before, after = special_tokens(tokenizer, masked=not config.causal)
     mask_token = special_id(tokenizer, "mask")
     mask = [] if config.causal or mask_token is None else [mask_token]
-    largest = max(*before, *after, *mask, *(token for token in vocabulary if token not in added), 0, 0)
+    largest = max(
+        *before, *after, *mask, *(token for token in vocabulary if token not in added), 0, 0
+    )
     if largest >= config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {name} has ids up to {largest}, but the model's embedding has {config.vocab_size} rows: "
-            "it is the tokenizer of another model; put the model's own beside its weights."
+            f"the tokenizer of {name} has ids up to {largest}, but the model's embedding has "
+            f"{config.vocab_size} rows: it is the tokenizer of another model; put the model's own "
+            "beside its weights."
         )
 
 
@@ -142,9 +174,12 @@ def _from_tokenizer_json(folder: pathlib.Path) -> Tokenizer:
     transformers = transformers_package()  # before any part of it is imported
     try:
         names: dict[str, Any] = _names_by_class(folder)
-        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **names)
+        return transformers.PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True, **names
+        )
     except Exception:
-        _config(folder / "tokenizer.json", _MOST_BYTES)  # says better than the package that it is no JSON object
+        # says better than the package that it is no JSON object
+        _config(folder / "tokenizer.json", _MOST_BYTES)
         raise
 
 
@@ -158,7 +193,9 @@ def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
     mapped = _config(folder / "special_tokens_map.json")
     named = given.get("tokenizer_class") or config.get("tokenizer_class")
     named = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
-    family = tokenization_auto.tokenizer_class_from_name(named.removesuffix("Fast")) if named else None
+    family = (
+        tokenization_auto.tokenizer_class_from_name(named.removesuffix("Fast")) if named else None
+    )
     if family is None:
         return {}
     defaults = {
@@ -166,13 +203,17 @@ def _names_by_class(folder: pathlib.Path) -> dict[str, str]:
         for name, parameter in inspect.signature(family.__init__).parameters.items()
         if name.endswith("_token") and isinstance(parameter.default, str)
     }
-    defaults = {name: token for name, token in defaults.items() if name not in given and name not in mapped}
+    defaults = {
+        name: token for name, token in defaults.items() if name not in given and name not in mapped
+    }
     if not defaults:
         return {}
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     vocabulary = content["model"]["vocab"]
     tokens = {token["content"] for token in content.get("added_tokens") or ()}
-    tokens |= set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+    tokens |= (
+        set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+    )
     return {name: token for name, token in defaults.items() if token in tokens}
 
 
@@ -181,8 +222,14 @@ def _present(folder: pathlib.Path, *names: str) -> bool:
 
 
 def _half(folder: pathlib.Path) -> Tokenizer:
-    present, missing = ("vocab.json", "merges.txt") if _present(folder, "vocab.json") else ("merges.txt", "vocab.json")
-    raise ValueError(f"there is {present}, but no {missing} beside it; download the tokenizer again.")
+    present, missing = (
+        ("vocab.json", "merges.txt")
+        if _present(folder, "vocab.json")
+        else ("merges.txt", "vocab.json")
+    )
+    raise ValueError(
+        f"there is {present}, but no {missing} beside it; download the tokenizer again."
+    )
 
 
 def _from_vocabulary(folder: pathlib.Path) -> Tokenizer:
@@ -193,7 +240,8 @@ def _from_vocabulary(folder: pathlib.Path) -> Tokenizer:
     tokens = json.loads(content) if file.suffix == ".json" else map(str.strip, content.split("\n"))
     if getattr(tokenizer, "vocab_size", 0) < len(set(tokens) - {""}):
         raise ValueError(
-            f"{type(tokenizer).__name__}, the class of this family, does not read {file.name}; say which does in "
+            f"{type(tokenizer).__name__}, the class of this family, does not "
+            f"read {file.name}; say which does in "
             'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
         )
     return tokenizer
@@ -209,7 +257,10 @@ def _from_model_file(folder: pathlib.Path) -> Tokenizer:
         package = "tiktoken" if _TIKTOKEN_LINE.match(opened.read(200)) else "sentencepiece"
     if importlib.util.find_spec(package) is None:
         kind = {"sentencepiece": "SentencePiece"}.get(package, package)
-        raise ValueError(f"{file.name} is a {kind} file, which needs the package {package}: pip install {package}.")
+        raise ValueError(
+            f"{file.name} is a {kind} file, which needs the package {package}: pip install "
+            f"{package}."
+        )
     options = {}
     if package == "sentencepiece":
         import sentencepiece
@@ -217,15 +268,21 @@ def _from_model_file(folder: pathlib.Path) -> Tokenizer:
         try:
             sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError):
-            raise ValueError(f"{file.name} is not a SentencePiece file; download it again.") from None
+            raise ValueError(
+                f"{file.name} is not a SentencePiece file; download it again."
+            ) from None
         if _config(folder / "config.json").get("model_type") in _BOS_BY_DEFAULT:
-            options["add_bos_token"] = _config(folder / "tokenizer_config.json").get("add_bos_token", True)
+            options["add_bos_token"] = _config(folder / "tokenizer_config.json").get(
+                "add_bos_token", True
+            )
     with _named_model(file) as path:
         return _by_class(folder, vocab_file=str(path), **options)
 
 
 def _model_file(folder: pathlib.Path) -> pathlib.Path | None:
-    return next((path for name in _NAMED for path in sorted(folder.glob(name)) if path.is_file()), None)
+    return next(
+        (path for name in _NAMED for path in sorted(folder.glob(name)) if path.is_file()), None
+    )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from jmat.data.examples import Split
 from jmat.data.packing import best_fit, lay_out
 from jmat.runtime.shapes import rung
 
-# The shortest row that sentences share. What attention costs grows with the row, what padding costs shrinks.
+# The shortest row that sentences share. What attention costs grows with the row, what padding costs
+# shrinks.
 _SHORTEST_ROW = 64
 
 
@@ -92,7 +93,8 @@ def padded_batches(
     """
     sizes = _sizes(split, cut_after_position, max_length)
     plan = _plan(sizes, max_length, tokens_per_batch, multiple, row_multiple)
-    most = int(np.bincount(split.rows, minlength=1).max())  # of one sentence: all batches have room for as many
+    # of one sentence: all batches have room for as many
+    most = int(np.bincount(split.rows, minlength=1).max())
     return [_fill(split, [*chosen[:, None]], sizes, T, B, pad_id, most) for chosen, B, T in plan]
 
 
@@ -118,13 +120,16 @@ def packed(
     batches: list[Batch] = []
     while len(left):
         T = max(1 << int(sizes[left[0]] - 1).bit_length(), _SHORTEST_ROW)
-        # Long sentences begin rows of this length, shorter ones fill them up or wait for shorter rows.
+        # Long sentences begin rows of this length, shorter ones fill them up or wait for shorter
+        # rows.
         opens = T // 2 + 1 if T > _SHORTEST_ROW else 1
         T = min(T, -(-int(sizes[left].sum()) // 8) * 8)
         # Rows of very many tiny sentences would make room for as many examples in all rows. That is
         # no loss only where one sentence alone has more.
         most = max(T // 4, 1) if counts[left].max() <= T // 4 else T
-        rows = best_fit(sizes[left].tolist(), T, counts=counts[left].tolist(), most=most, opens=opens)
+        rows = best_fit(
+            sizes[left].tolist(), T, counts=counts[left].tolist(), most=most, opens=opens
+        )
         B, R = _rows_a_batch(len(rows), T, tokens_per_batch, row_multiple)
         whole = _fill(split, [left[row] for row in rows], sizes, T, R, pad_id)
         batches += [Batch(*(field[k : k + B] for field in whole)) for k in range(0, R, B)]
@@ -149,7 +154,9 @@ def _fill(
     places = lay_out(rows, sizes, T, count=R)
     tokens = np.full(R * T, pad_id, np.int32)
     of_sentences = np.repeat(split.starts[places.members], sizes[places.members])
-    tokens[places.of_token] = split.tokens[of_sentences + places.positions.reshape(-1)[places.of_token]]
+    tokens[places.of_token] = split.tokens[
+        of_sentences + places.positions.reshape(-1)[places.of_token]
+    ]
 
     examples = _example_table(split)[places.members]
     which, slot = np.nonzero(examples >= 0)
@@ -162,7 +169,9 @@ def _fill(
     return Batch(tokens.reshape(R, T), places.segments, places.positions, read_at, numbers)
 
 
-def _rows_a_batch(rows: int, length: int, tokens_per_batch: int, row_multiple: int) -> tuple[int, int]:
+def _rows_a_batch(
+    rows: int, length: int, tokens_per_batch: int, row_multiple: int
+) -> tuple[int, int]:
     """Returns B, and the rows of all batches together: as even as multiples of 8 allow,
     so that the last one is nearly full.
     """
@@ -178,7 +187,11 @@ def padding_waste(split: Split, **options: Any) -> float:
     nothing, between 0 and 1.
     """
     batches = padded_batches(split, **options)
-    return float(1 - sum(batch.lengths.sum() for batch in batches) / sum(batch.tokens.size for batch in batches))
+    return float(
+        1
+        - sum(batch.lengths.sum() for batch in batches)
+        / sum(batch.tokens.size for batch in batches)
+    )
 
 
 def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> Int[ndarray, " S"]:
@@ -186,8 +199,8 @@ def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> In
     if max_length is not None and (split.lengths > max_length).any():
         where = int(split.lengths.argmax())
         raise ValueError(
-            f"sentence {where} has {split.lengths[where]} tokens, the model only {max_length} positions:"
-            " prepare the examples anew with that maximum length."
+            f"sentence {where} has {split.lengths[where]} tokens, the model only {max_length} "
+            "positions: prepare the examples anew with that maximum length."
         )
     ends = np.zeros(split.num_sentences, np.int64)
     np.maximum.at(ends, split.rows, split.positions + 1)
@@ -195,7 +208,11 @@ def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> In
 
 
 def _plan(
-    sizes: Int[ndarray, " S"], max_length: int | None, tokens_per_batch: int, multiple: int, row_multiple: int
+    sizes: Int[ndarray, " S"],
+    max_length: int | None,
+    tokens_per_batch: int,
+    multiple: int,
+    row_multiple: int,
 ) -> list[tuple[Int[ndarray, " b"], int, int]]:
     """Returns the sentences of each batch, and its B and T: longest first, so every
     batch but the last one is full.

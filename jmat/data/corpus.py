@@ -30,16 +30,16 @@ from jmat.runtime.files import save_atomically, text_lines
 from jmat.runtime.names import known_name
 from jmat.runtime.progress import track
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The installed packages → docstrings
 
 # Where jmat runs from a source tree that was never installed, there is no metadata to ask.
 _DIRECT_DEPENDENCIES = (
-    "absl-py flax jax jaxtyping matplotlib numpy optax orbax-checkpoint packaging rich safetensors tokenizers"
-    " transformers".split()
+    "absl-py flax jax jaxtyping matplotlib numpy optax orbax-checkpoint packaging rich safetensors "
+    "tokenizers transformers".split()
 )
-# Tests, generated code, and copies of what stands elsewhere: the model folders of transformers, as long as everything
-# else together, copy one another.
+# Tests, generated code, and copies of what stands elsewhere: the model folders of transformers, as
+# long as everything else together, copy one another.
 _SKIPPED = re.compile(
     r"(?:.*/)?(?:(?:tests?|testing|_vendor|idlelib|lib2to3|turtledemo|distutils|pydoc_data"
     r"|encodings|pygments/lexers|pydantic/v1|transformers/models)/.*"
@@ -59,7 +59,8 @@ def _dependencies() -> dict[str, importlib.metadata.Distribution]:
     while queue:
         name = canonicalize_name(queue.pop())
         if name not in found:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed: not read
+            # not installed: not read
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.distribution(name)
                 queue += _requirements(found[name])
     return found
@@ -72,11 +73,20 @@ def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
 
 def _python_files(distributions: Iterable[importlib.metadata.Distribution]) -> list[Path]:
     library = Path(sysconfig.get_path("stdlib"))
-    packages = [folder for folder in library.iterdir() if folder.name not in {"site-packages", "dist-packages"}]
-    modules = [*library.glob("*.py"), *(path for folder in packages for path in folder.rglob("*.py"))]
+    packages = [
+        folder
+        for folder in library.iterdir()
+        if folder.name not in {"site-packages", "dist-packages"}
+    ]
+    modules = [
+        *library.glob("*.py"),
+        *(path for folder in packages for path in folder.rglob("*.py")),
+    ]
     files = [(path.relative_to(library), path) for path in modules]
     for distribution in distributions:
-        files += [(Path(f), Path(str(f.locate()))) for f in distribution.files or () if f.suffix == ".py"]
+        files += [
+            (Path(f), Path(str(f.locate()))) for f in distribution.files or () if f.suffix == ".py"
+        ]
     return [path for relative, path in files if not _SKIPPED.fullmatch(relative.as_posix())]
 
 
@@ -93,12 +103,13 @@ def _docstrings(path: Path) -> Iterator[str]:
         node = queue.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
-        for field in ("body", "orelse", "handlers", "finalbody"):  # statements only: no expression has a docstring
+        # statements only: no expression has a docstring
+        for field in ("body", "orelse", "handlers", "finalbody"):
             statements = getattr(node, field, None)
             queue += statements if isinstance(statements, list) else []
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The corpora
 
 
@@ -112,12 +123,17 @@ def docs_sentences() -> list[str]:
     file is made anew. It is no error if the folder cannot be written.
     """
     packages = _dependencies()
-    versions = [platform.python_version(), *sorted(f"{name} {d.version}" for name, d in packages.items())]
+    versions = [
+        platform.python_version(),
+        *sorted(f"{name} {d.version}" for name, d in packages.items()),
+    ]
     rules = [Path(file).read_text("utf-8") for file in (__file__, docstrings.__file__)]
     name = short_hash("\n".join([*versions, *rules]).encode())
 
     def save(path: Path, sentences: list[str]) -> None:
-        save_atomically(path, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8"))
+        save_atomically(
+            path, lambda temporary: temporary.write_text("\n".join(sentences) + "\n", "utf-8")
+        )
 
     make = functools.partial(_read_docstrings, packages.values())
     return cached(f"docs-{name}", ".txt", make, text_sentences, save, sentences_fingerprint)
@@ -130,7 +146,8 @@ def _read_docstrings(packages: Iterable[importlib.metadata.Distribution]) -> lis
     seen: set[str] = set()
     found: set[str] = set()
     with _no_garbage_collection(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler on other people's code, such as invalid escapes
+        # of the compiler on other people's code, such as invalid escapes
+        warnings.simplefilter("ignore")
         for path in track(_python_files(packages), "reading docstrings, this once"):
             new = set(_docstrings(path)) - seen
             seen |= new
@@ -164,7 +181,8 @@ def text_sentences(path: str | os.PathLike[str]) -> list[str]:
     return sentences
 
 
-NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}  # those that are read here; others are the hub's
+# those that are read here; others are the hub's
+NAMED: dict[str, Callable[[], list[str]]] = {"docs": docs_sentences}
 
 
 def named_corpus(name_or_path: str | os.PathLike[str]) -> str | None:
@@ -202,10 +220,11 @@ def load_corpus(name_or_path: str | os.PathLike[str]) -> list[str]:
     return text_sentences(name)
 
 
-# Fingerprint of the corpus `docs` that README's figures are of: Python 3.11.7 and requirements.lock.
+# Fingerprint of the corpus `docs` that README's figures are of: Python 3.11.7 and
+# requirements.lock.
 README_DOCS = "8ccf6563fad1f1c1"
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Train, fit, eval
 
 
@@ -220,8 +239,9 @@ def _compare_with_readme(fingerprint: str) -> None:
     """
     if fingerprint != README_DOCS:
         logging.getLogger(__name__).warning(
-            "the corpus docs here (%s) is not the text of README's figures (%s), since versions of Python or of"
-            " packages differ: expect other digits. requirements.lock has README's versions.",
+            "the corpus docs here (%s) is not the text of README's figures (%s), since versions of "
+            "Python or of packages differ: expect other digits. requirements.lock has README's "
+            "versions.",
             fingerprint,
             README_DOCS,
         )
@@ -255,7 +275,9 @@ def fit_eval(
     named, name = named_corpus(name_or_path), os.fspath(name_or_path)
     if named in hub_corpora.SOURCES:
         if num_fit is None or num_eval is None:
-            raise ValueError(f"{named} is drawn from a data set on the hub: give num_fit and num_eval.")
+            raise ValueError(
+                f"{named} is drawn from a data set on the hub: give num_fit and num_eval."
+            )
         return hub_corpora.hub_fit_eval(named, num_fit, num_eval, seed)
     sentences = distinct(load_corpus(name_or_path))
     if named in NAMED:
@@ -265,12 +287,15 @@ def fit_eval(
         fit, held_out = divide(sentences, *_shares(len(sentences), num_fit, num_eval))
     num_fit, num_eval = num_fit or max(len(fit), 1), num_eval or max(len(held_out), 1)
     if len(fit) < num_fit or len(held_out) < num_eval:
-        enough = f"use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or more text"
+        enough = (
+            f"use --num_fit={min(num_fit, len(fit))} --num_eval={min(num_eval, len(held_out))}, or "
+            "more text"
+        )
         advice = enough if fit and held_out else "give more text"
         raise ValueError(
-            f"corpus {name} has {len(sentences)} distinct sentences (digits, case and punctuation aside): {len(fit)} "
-            f"to fit on and {len(held_out)} to evaluate on, but num_fit={num_fit} and num_eval={num_eval} were asked "
-            f"for; {advice}."
+            f"corpus {name} has {len(sentences)} distinct sentences (digits, case and punctuation "
+            f"aside): {len(fit)} to fit on and {len(held_out)} to evaluate on, but "
+            f"num_fit={num_fit} and num_eval={num_eval} were asked for; {advice}."
         )
     return draw(fit, num_fit, seed), draw(held_out, num_eval, seed)
 

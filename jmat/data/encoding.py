@@ -20,11 +20,13 @@ from numpy import ndarray
 
 from jmat.data.panics import TokenizerError, panics_as_errors
 
-_CHARACTERS = 16  # of a long text that are looked at for each token that is wanted; more where they are too few
+# of a long text that are looked at for each token that is wanted; more where they are too few
+_CHARACTERS = 16
 _MARGIN = 64  # tokens at a cut that may differ from those of the whole text
 _PART = 1 << 20  # characters of a text that are tokenized at once
 _TEXTS = 256  # texts that are tokenized at once
-_SECONDS, _PER_SECOND = 5.0, 500  # a tokenizer that reads fewer characters a second, after so many seconds, is refused
+# a tokenizer that reads fewer characters a second, after so many seconds, is refused
+_SECONDS, _PER_SECOND = 5.0, 500
 
 
 @runtime_checkable
@@ -107,17 +109,23 @@ def special_tokens(tokenizer: Tokenizer, *, masked: bool) -> SpecialTokens:
     letters = (token_name(token, tokenizer) for token in range(min(len(tokenizer), 1000)))
     for text in ("a", "1", *letters):
         try:
-            (inside,), (whole,) = (_ids([text or ""], tokenizer, add_special_tokens=add) for add in (False, True))
+            (inside,), (whole,) = (
+                _ids([text or ""], tokenizer, add_special_tokens=add) for add in (False, True)
+            )
         except TokenizerError:
             raise
         except ValueError:  # there is no token for unknown letters
             continue
         starts = range(len(whole) - len(inside) + 1)
-        start = next((at for at in starts if inside and whole[at : at + len(inside)] == inside), None)
+        start = next(
+            (at for at in starts if inside and whole[at : at + len(inside)] == inside), None
+        )
         if start is not None:
             after = whole[start + len(inside) :] if masked else []
             return SpecialTokens(tuple(whole[:start]), tuple(after))
-    raise ValueError("the tokenizer makes no token of any text; expected the tokenizer of this model.")
+    raise ValueError(
+        "the tokenizer makes no token of any text; expected the tokenizer of this model."
+    )
 
 
 def encode(
@@ -167,7 +175,10 @@ def encode_pieces(
     room = _room(max_length, special)
     parts = [_parts(text) for text in texts]
     if several := sum(len(each) > 1 for each in parts):
-        message = "%d of %d texts are longer than %d characters and were cut there before they became tokens."
+        message = (
+            "%d of %d texts are longer than %d characters and were cut there before they became "
+            "tokens."
+        )
         logging.getLogger(__name__).warning(message, several, len(texts), _PART)
     ids = _guarded([part for each in parts for part in each], tokenizer)
     pieces = []
@@ -177,7 +188,9 @@ def encode_pieces(
     return pieces
 
 
-def text_tokens(texts: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens) -> list[list[int]]:
+def text_tokens(
+    texts: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens
+) -> list[list[int]]:
     """Returns the token ids of each text, whole, without the special tokens around it.
     Raises what `encode` does.
     """
@@ -203,8 +216,8 @@ def check_text(text: str, name: str) -> str:
     except UnicodeEncodeError as error:
         piece = text[max(error.start - 20, 0) : error.start + 20]
         raise ValueError(
-            f"{name} is no Unicode text: character {error.start}, in {piece!a}, is half of a character or a byte "
-            "that is not UTF-8."
+            f"{name} is no Unicode text: character {error.start}, in {piece!a}, is half of a "
+            "character or a byte that is not UTF-8."
         ) from None
     return text
 
@@ -212,7 +225,9 @@ def check_text(text: str, name: str) -> str:
 def _room(max_length: int, special: SpecialTokens) -> int:
     added = len(special.before) + len(special.after)
     if max_length <= added:
-        raise ValueError(f"max_length={max_length} leaves no room for text beside {added} special tokens.")
+        raise ValueError(
+            f"max_length={max_length} leaves no room for text beside {added} special tokens."
+        )
     return max_length - added
 
 
@@ -228,7 +243,9 @@ def _joined(special: SpecialTokens, own: list[int]) -> Int32[ndarray, " _"]:
     return np.asarray([*special.before, *own, *special.after], np.int32)
 
 
-def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool) -> Iterator[list[int]]:
+def _beginnings(
+    texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_end: bool
+) -> Iterator[list[int]]:
     """Yields the ids of each text; of a long one only part, at least `tokens`, from the
     side that is kept.
     """
@@ -237,7 +254,9 @@ def _beginnings(texts: Sequence[str], tokenizer: Tokenizer, tokens: int, keep_en
         return text[-size:] if keep_end else text[:size]
 
     size = _CHARACTERS * tokens
-    for text, ids in zip(texts, _guarded([cut(text, size) for text in texts], tokenizer), strict=True):
+    for text, ids in zip(
+        texts, _guarded([cut(text, size) for text in texts], tokenizer), strict=True
+    ):
         seen = size
         while len(ids) < tokens and seen < len(text):
             seen *= 4
@@ -280,13 +299,19 @@ def _guarded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
         start, characters, spent = stop, characters + size, spent + time.process_time() - began
         if spent > _SECONDS + characters / _PER_SECOND:
             raise TokenizerError(
-                f"the tokenizer takes {spent:.0f} s for {characters} characters: a regular expression in its "
-                "tokenizer.json takes exponential time."
+                f"the tokenizer takes {spent:.0f} s for {characters} characters: a regular "
+                "expression in its tokenizer.json takes exponential time."
             )
         yield from ids
 
 
-def _ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = False) -> list[list[int]]:
-    options = {"add_special_tokens": add_special_tokens, "return_attention_mask": False, "verbose": False}
+def _ids(
+    texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = False
+) -> list[list[int]]:
+    options = {
+        "add_special_tokens": add_special_tokens,
+        "return_attention_mask": False,
+        "verbose": False,
+    }
     with panics_as_errors("the tokenizer fails on a text"):
         return tokenizer(list(texts), **options)["input_ids"]

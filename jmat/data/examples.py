@@ -43,15 +43,25 @@ class Split:
         if self.rows is None:
             object.__setattr__(self, "rows", np.arange(len(self.lengths), dtype=np.int32))
         if (self.lengths < 1).any():
-            raise ValueError(f"sentence {int(np.argmax(self.lengths < 1))} has no tokens: leave empty sentences out.")
+            raise ValueError(
+                f"sentence {int(np.argmax(self.lengths < 1))} has no tokens: leave empty sentences "
+                "out."
+            )
         if self.lengths.sum(dtype=np.int64) != len(self.tokens):
             raise ValueError(
-                f"the lengths add up to {self.lengths.sum(dtype=np.int64)}, for {len(self.tokens)} tokens."
+                f"the lengths add up to {self.lengths.sum(dtype=np.int64)}, for {len(self.tokens)} "
+                "tokens."
             )
         if len(self.rows) != len(self.positions):
-            raise ValueError(f"{len(self.positions)} positions for {len(self.rows)} rows (default: one a sentence).")
+            raise ValueError(
+                f"{len(self.positions)} positions for {len(self.rows)} rows (default: one a "
+                "sentence)."
+            )
         if (bad := (self.rows < 0) | (self.rows >= self.num_sentences)).any():
-            raise ValueError(f"example {int(bad.argmax())} is in sentence {self.rows[bad][0]} of {self.num_sentences}.")
+            raise ValueError(
+                f"example {int(bad.argmax())} is in sentence {self.rows[bad][0]} of "
+                f"{self.num_sentences}."
+            )
         if (bad := (self.positions < 0) | (self.positions >= self.lengths[self.rows])).any():
             where = int(bad.argmax())
             raise ValueError(
@@ -77,7 +87,9 @@ class Split:
     def with_examples(self, read: Bool[ndarray, " total"]) -> "Split":
         """Returns the same sentences with an example at every token that is read."""
         where = np.flatnonzero(read)
-        rows = np.searchsorted(np.cumsum(self.lengths, dtype=np.int64), where, side="right").astype(np.int32)
+        rows = np.searchsorted(np.cumsum(self.lengths, dtype=np.int64), where, side="right").astype(
+            np.int32
+        )
         positions = (where - self.starts[rows]).astype(np.int32)
         return Split(tokens=self.tokens, lengths=self.lengths, positions=positions, rows=rows)
 
@@ -104,7 +116,9 @@ def fingerprint(text: Split | Examples) -> str:
     """
     splits = (text.fit, text.eval) if isinstance(text, Examples) else (text,)
     fields = [getattr(split, name) for split in splits for name in _FIELDS]
-    return short_hash(*(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes() for field in fields))
+    return short_hash(
+        *(f"{len(field)} ".encode() + np.ascontiguousarray(field).tobytes() for field in fields)
+    )
 
 
 def count_shared(examples: Examples) -> int:
@@ -129,8 +143,8 @@ def check_tokens(tokens: Int[ndarray, "..."], vocab_size: int) -> None:
     for where in (int(flat.argmax()), int(flat.argmin())) if flat.size else ():
         if not 0 <= flat[where] < vocab_size:
             raise ValueError(
-                f"token id {flat[where]} at place {where} is outside the model's vocabulary, 0 .. {vocab_size - 1}:"
-                " the tokens come from another tokenizer."
+                f"token id {flat[where]} at place {where} is outside the model's vocabulary, 0 .. "
+                f"{vocab_size - 1}: the tokens come from another tokenizer."
             )
 
 
@@ -143,7 +157,9 @@ def save_examples(path: str | os.PathLike[str], examples: Examples) -> None:
     """
     arrays: dict[str, ndarray] = {}
     for name, part in (("fit", examples.fit), ("eval", examples.eval)):
-        arrays |= {f"{name}_{field}": getattr(part, field) for field in ("tokens", "lengths", "positions")}
+        arrays |= {
+            f"{name}_{field}": getattr(part, field) for field in ("tokens", "lengths", "positions")
+        }
         if not np.array_equal(part.rows, np.arange(part.num_sentences)):
             arrays[f"{name}_rows"] = part.rows
 
@@ -167,18 +183,22 @@ def load_examples(path: str | os.PathLike[str]) -> Examples:
     if not path.exists():
         raise FileNotFoundError(f"there is no examples file {path}.")
     try:
-        arrays = read_arrays(path, [f"{split}_{field}" for split in ("fit", "eval") for field in _FIELDS])
+        arrays = read_arrays(
+            path, [f"{split}_{field}" for split in ("fit", "eval") for field in _FIELDS]
+        )
     except ValueError as error:
         raise ValueError(
-            f"{path} is not a readable .npz: it is corrupt, truncated, or something else ({error}); make it again with "
-            "jmat.data.save_examples."
+            f"{path} is not a readable .npz: it is corrupt, truncated, or something else "
+            f"({error}); make it again with jmat.data.save_examples."
         ) from None
     try:
         examples = Examples(fit=_split(arrays, "fit"), eval=_split(arrays, "eval"))
     except ValueError as error:
         raise ValueError(f"{path} holds no valid examples: {error}") from None
     if not (examples.fit.num_examples and examples.eval.num_examples):
-        counts = f"{examples.fit.num_examples} to fit on and {examples.eval.num_examples} to evaluate on"
+        counts = (
+            f"{examples.fit.num_examples} to fit on and {examples.eval.num_examples} to evaluate on"
+        )
         raise ValueError(f"{path} has {counts}; expected at least one of each.")
     return examples
 
@@ -187,7 +207,8 @@ def _split(arrays: dict[str, ndarray], name: str) -> Split:
     fields = [field for field in _FIELDS if f"{name}_{field}" in arrays]
     if missing := {"tokens", "lengths", "positions"}.difference(fields):
         raise ValueError(
-            f"{', '.join(f'{name}_{field}' for field in sorted(missing))} missing; found {sorted(arrays)}."
+            f"{', '.join(f'{name}_{field}' for field in sorted(missing))} missing; found "
+            f"{sorted(arrays)}."
         )
     try:
         return Split(**{field: _int32(arrays[f"{name}_{field}"]) for field in fields})

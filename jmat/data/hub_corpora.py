@@ -42,7 +42,8 @@ class Source:
     revision: str
     path: str
     shards: int
-    row_is: str = "document"  # or a "line" of WikiText, where titles begin documents and tokens stand apart
+    # or a "line" of WikiText, where titles begin documents and tokens stand apart
+    row_is: str = "document"
 
     def address(self, shard: int) -> str:
         """Returns the address of one file, as `datasets` and `fsspec` read it."""
@@ -87,7 +88,7 @@ _PER_DOCUMENT = 10  # sentences at most, so that no long article dominates
 _WORDS, _LETTERS = 4, 1000  # a sentence has so many words at least, and so many characters at most
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the rest of jmat asks for
 
 
@@ -124,7 +125,9 @@ def hub_fit_eval(
     parts = [_take(documents, count, seen, random, split_text) for count in (num_fit, num_eval)]
     for part, count, flag in zip(parts, (num_fit, num_eval), ("num_fit", "num_eval"), strict=True):
         if len(part) < count:
-            raise ValueError(f"corpus {name} gave {len(part)} sentences for {flag}={count}: ask for fewer.")
+            raise ValueError(
+                f"corpus {name} gave {len(part)} sentences for {flag}={count}: ask for fewer."
+            )
     return parts[0], parts[1]
 
 
@@ -157,20 +160,34 @@ def hub_examples(
     key = [_source(name), chosen, _tokenizer_digest(tokenizer), _rules(name, split_text is None)]
 
     def make() -> Examples:
-        fit, held_out = hub_fit_eval(name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text)
+        fit, held_out = hub_fit_eval(
+            name, num_fit, num_eval, seed, open_file=open_file, split_text=split_text
+        )
         return make_examples(fit, held_out, tokenizer, seed=seed, **options)
 
-    return cached(f"{name}-{short_hash(repr(key).encode())}", ".npz", make, load_examples, save_examples, fingerprint)
+    return cached(
+        f"{name}-{short_hash(repr(key).encode())}",
+        ".npz",
+        make,
+        load_examples,
+        save_examples,
+        fingerprint,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files → documents → sentences
 
 
-def _documents(name: str, source: Source, random: np.random.Generator, open_file: OpenFile) -> Iterator[str]:
+def _documents(
+    name: str, source: Source, random: np.random.Generator, open_file: OpenFile
+) -> Iterator[str]:
     """Yields documents of some files, drawn at random, one from each in turn."""
     shards = random.permutation(source.shards)[:_FILES]
-    streams = [_articles(_texts(name, source.address(int(shard)), open_file), source.row_is) for shard in shards]
+    streams = [
+        _articles(_texts(name, source.address(int(shard)), open_file), source.row_is)
+        for shard in shards
+    ]
     for documents in itertools.zip_longest(*streams):
         yield from (document for document in documents if document is not None)
 
@@ -201,7 +218,8 @@ def _articles(rows: Iterator[str], row_is: str) -> Iterator[str]:
     if row_is == "document":
         yield from rows
         return
-    lines: list[str] | None = None  # what precedes the first title is the end of an article in another file
+    # what precedes the first title is the end of an article in another file
+    lines: list[str] | None = None
     for row in rows:
         line = row.strip()
         if _TITLE.fullmatch(line):
@@ -214,7 +232,8 @@ def _articles(rows: Iterator[str], row_is: str) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-# WikiText's marks of joined numbers and words, and the spaces that its tokenizer put around punctuation.
+# WikiText's marks of joined numbers and words, and the spaces that its tokenizer put around
+# punctuation.
 _SPACED = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -234,7 +253,11 @@ def _together(line: str) -> str:
 
 
 def _take(
-    documents: Iterator[str], count: int, seen: set[str], random: np.random.Generator, split_text: SplitText
+    documents: Iterator[str],
+    count: int,
+    seen: set[str],
+    random: np.random.Generator,
+    split_text: SplitText,
 ) -> list[str]:
     """Returns sentences that were not seen before, from as many documents as it takes,
     in random order.
@@ -253,8 +276,12 @@ def _sentences(document: str, split_text: SplitText) -> list[str]:
     """Returns the whole sentences of a document, each once; headings, lists and scraps
     have no full stop and are left out.
     """
-    pieces = itertools.chain.from_iterable(split_text(line) for line in document.split("\n") if line.strip())
-    return [s for s in dict.fromkeys(" ".join(piece.split()) for piece in pieces) if _is_sentence(s)]
+    pieces = itertools.chain.from_iterable(
+        split_text(line) for line in document.split("\n") if line.strip()
+    )
+    return [
+        s for s in dict.fromkeys(" ".join(piece.split()) for piece in pieces) if _is_sentence(s)
+    ]
 
 
 def _is_sentence(text: str) -> bool:
@@ -262,7 +289,7 @@ def _is_sentence(text: str) -> bool:
     return ends and not text[0].islower() and len(text) <= _LETTERS and len(text.split()) >= _WORDS
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The extra, and what the cache depends on
 
 
@@ -273,7 +300,10 @@ def _source(name: str) -> Source:
 
 
 def _needs_extra(what: str) -> ValueError:
-    return ValueError(f"{what} comes from the Hugging Face hub and needs the extra `hub`: pip install 'jmat[hub]'.")
+    return ValueError(
+        f"{what} comes from the Hugging Face hub and needs the extra `hub`: pip install "
+        "'jmat[hub]'."
+    )
 
 
 def stream(what: str, columns: list[str] | None = None) -> OpenFile:
@@ -314,7 +344,9 @@ def _rules(name: str, by_sentencex: bool) -> str:
 def _tokenizer_digest(tokenizer: Tokenizer) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)  # of a fast tokenizer
     if backend is None:
-        return short_hash(repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]).encode())
+        return short_hash(
+            repr([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]).encode()
+        )
     state = json.loads(backend.to_str())
     # How the last text was cut and padded is part of its state, not of what it is.
     kept = {name: part for name, part in state.items() if name not in ("truncation", "padding")}

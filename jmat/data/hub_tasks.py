@@ -47,16 +47,25 @@ def _copa(row: Fields) -> Fields:
     """Returns a question such as `The lamp was on because` … `it was dark.`"""
     joined = {"cause": "because", "effect": "so"}[row["question"]]
     choices = [row[name][:1].lower() + row[name][1:] for name in ("choice1", "choice2")]
-    return {"context": f"{row['premise'].rstrip('. ')} {joined}", "choices": choices, "answer": row["label"]}
+    return {
+        "context": f"{row['premise'].rstrip('. ')} {joined}",
+        "choices": choices,
+        "answer": row["label"],
+    }
 
 
 def _rte(row: Fields) -> Fields:
-    context = f"{row['premise']}\nQuestion: {row['hypothesis'].rstrip('.')}. True or false?\nAnswer:"
+    context = (
+        f"{row['premise']}\nQuestion: {row['hypothesis'].rstrip('.')}. True or false?\nAnswer:"
+    )
     return {"context": context, "choices": ["true", "false"], "answer": row["label"]}
 
 
 def _cb(row: Fields) -> Fields:
-    context = f"{row['premise']}\nQuestion: {row['hypothesis'].rstrip('.')}. True, false or neither?\nAnswer:"
+    context = (
+        f"{row['premise']}\nQuestion: {row['hypothesis'].rstrip('.')}. True, false or "
+        "neither?\nAnswer:"
+    )
     return {"context": context, "choices": ["true", "false", "neither"], "answer": row["label"]}
 
 
@@ -69,12 +78,22 @@ _SUPERGLUE = ("aps/super_glue", "3de24cf8022e94f4ee4b9d55a6f539891524d646")
 _HELLASWAG = ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76")
 TASKS = {
     "arc_easy": HubTask("ARC, easy set, test", *_ARC, "ARC-Easy/test-00000-of-00001.parquet", _arc),
-    "arc_challenge": HubTask("ARC, challenge set, test", *_ARC, "ARC-Challenge/test-00000-of-00001.parquet", _arc),
-    "boolq": HubTask("BoolQ, validation", *_SUPERGLUE, "boolq/validation-00000-of-00001.parquet", _boolq),
-    "cb": HubTask("CommitmentBank, validation", *_SUPERGLUE, "cb/validation-00000-of-00001.parquet", _cb),
-    "copa": HubTask("COPA, validation", *_SUPERGLUE, "copa/validation-00000-of-00001.parquet", _copa),
+    "arc_challenge": HubTask(
+        "ARC, challenge set, test", *_ARC, "ARC-Challenge/test-00000-of-00001.parquet", _arc
+    ),
+    "boolq": HubTask(
+        "BoolQ, validation", *_SUPERGLUE, "boolq/validation-00000-of-00001.parquet", _boolq
+    ),
+    "cb": HubTask(
+        "CommitmentBank, validation", *_SUPERGLUE, "cb/validation-00000-of-00001.parquet", _cb
+    ),
+    "copa": HubTask(
+        "COPA, validation", *_SUPERGLUE, "copa/validation-00000-of-00001.parquet", _copa
+    ),
     "rte": HubTask("RTE, validation", *_SUPERGLUE, "rte/validation-00000-of-00001.parquet", _rte),
-    "hellaswag": HubTask("HellaSwag, validation", *_HELLASWAG, "data/validation-00000-of-00001.parquet", _hellaswag),
+    "hellaswag": HubTask(
+        "HellaSwag, validation", *_HELLASWAG, "data/validation-00000-of-00001.parquet", _hellaswag
+    ),
 }
 
 
@@ -93,4 +112,6 @@ def hub_task(name: str, *, open_file: hub_corpora.OpenFile | None = None) -> lis
     task = TASKS[name]
     open_file = open_file or hub_corpora.stream(f"task {name}")
     advice = "offline, give a JSONL file of questions instead"
-    return [task.ask(row) for row in hub_corpora.rows(f"task {name}", task.address, open_file, advice)]
+    return [
+        task.ask(row) for row in hub_corpora.rows(f"task {name}", task.address, open_file, advice)
+    ]

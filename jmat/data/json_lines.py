@@ -14,7 +14,9 @@ from jmat.runtime.files import text_lines
 Item = TypeVar("Item")
 
 
-def read_json_lines(path: str | os.PathLike[str], parse: Callable[[JsonObject], Item], expected: str) -> list[Item]:
+def read_json_lines(
+    path: str | os.PathLike[str], parse: Callable[[JsonObject], Item], expected: str
+) -> list[Item]:
     """Reads the items of a file, one JSON object a line; blank lines do not count.
 
     Args:
@@ -44,9 +46,15 @@ def read_json_lines(path: str | os.PathLike[str], parse: Callable[[JsonObject], 
         except json.JSONDecodeError:
             raise ValueError(f"{path}, line {number} is not JSON; expected {expected}.") from None
         except RecursionError:
-            raise ValueError(f"{path}, line {number} is nested too deeply; expected {expected}.") from None
+            raise ValueError(
+                f"{path}, line {number} is nested too deeply; expected {expected}."
+            ) from None
         except KeyError as error:
-            raise ValueError(f"{path}, line {number}: {error} is missing; expected {expected}.") from None
+            raise ValueError(
+                f"{path}, line {number}: {error} is missing; expected {expected}."
+            ) from None
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}; expected {expected}.") from None
+            raise ValueError(
+                f"{path}, line {number}: {str(error).rstrip('.')}; expected {expected}."
+            ) from None
     return items

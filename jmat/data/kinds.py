@@ -36,18 +36,25 @@ def describe_kind(examples: Examples, tokenizer: Tokenizer, *, masked: bool) -> 
             framed = np.isin(first, special.before[:1]) & np.isin(last, special.after[-1:])
             if special.before and special.after and 2 * framed.sum() < number:
                 remarks.append(
-                    f"{number - framed.sum()} of {number} {name} sentences do not stand between the special tokens of "
-                    "this masked model: were they made for a causal one?"
+                    f"{number - framed.sum()} of {number} {name} sentences do not stand between "
+                    "the special tokens of this masked model: were they made for a causal one?"
                 )
-        elif number >= _ENOUGH and not special.before and len({*first}) == len({*last}) == 1 and first[0] != last[0]:
+        elif (
+            number >= _ENOUGH
+            and not special.before
+            and len({*first}) == len({*last}) == 1
+            and first[0] != last[0]
+        ):
             remarks.append(
-                f"all {number} {name} sentences begin with token {first[0]} and end with token {last[0]}: were they "
-                "made for a masked model, with its [CLS] and [SEP]?"
+                f"all {number} {name} sentences begin with token {first[0]} and end with token "
+                f"{last[0]}: were they made for a masked model, with its [CLS] and [SEP]?"
             )
         read = split.tokens[split.starts[split.rows] + split.positions]
         on_special = np.isin(read, ids)
         if 2 * on_special.sum() > len(read):
-            remarks.append(f"{on_special.sum()} of {len(read)} {name} positions are those of special tokens.")
+            remarks.append(
+                f"{on_special.sum()} of {len(read)} {name} positions are those of special tokens."
+            )
     return remarks
 
 

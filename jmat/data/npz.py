@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-# Arrays that hold one number over and over shrink a thousandfold, so that small files may announce much; large ones
-# hold tokens, which shrink to a tenth at most.
+# Arrays that hold one number over and over shrink a thousandfold, so that small files may announce
+# much; large ones hold tokens, which shrink to a tenth at most.
 _ALWAYS_ALLOWED = 1 << 26  # bytes, of all arrays together
 _MOST_TIMES = 100  # beyond that, at most so many times the file
 
@@ -32,7 +32,9 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, ndarray]:
             wanted = {name: parts[f"{name}.npy"] for name in names if f"{name}.npy" in parts}
             announced = sum(part.file_size for part in wanted.values())
             if announced > most:
-                raise ValueError(f"it announces {announced} bytes, of at most {most} that such a file can hold")
+                raise ValueError(
+                    f"it announces {announced} bytes, of at most {most} that such a file can hold"
+                )
             return {name: _parse(_unpack(archive, part)) for name, part in wanted.items()}
     except ValueError:
         raise
@@ -67,5 +69,9 @@ def _parse(content: bytes) -> ndarray:
         raise ValueError("an array holds Python objects, which could run code")
     size = math.prod(shape) * dtype.itemsize
     if size != len(content) - file.tell():
-        raise ValueError(f"an array announces {size} bytes, and {len(content) - file.tell()} follow")
-    return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran_order else "C")
+        raise ValueError(
+            f"an array announces {size} bytes, and {len(content) - file.tell()} follow"
+        )
+    return np.frombuffer(content, dtype, offset=file.tell()).reshape(
+        shape, order="F" if fortran_order else "C"
+    )

@@ -51,14 +51,18 @@ class TrainingBatch(NamedTuple):
         return TrainingBatch(*map(pad, self, fill))
 
 
-def next_tokens(sentences: Sequence[Sequence[int]], end: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def next_tokens(
+    sentences: Sequence[Sequence[int]], end: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (tokens, targets) for a causal model: each token predicts the next, the
     last one `end`.
     """
     return [(np.asarray(s, np.int32), np.asarray([*s[1:], end], np.int32)) for s in sentences]
 
 
-def same_tokens(sentences: Sequence[Sequence[int]], specials: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def same_tokens(
+    sentences: Sequence[Sequence[int]], specials: Sequence[int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (tokens, targets) for a masked model: each token but the special ones
     could be predicted.
     """
@@ -66,25 +70,36 @@ def same_tokens(sentences: Sequence[Sequence[int]], specials: Sequence[int]) -> 
     return [(s, np.where(np.isin(s, list(specials)), np.int32(-1), s)) for s in arrays]
 
 
-def pack(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequence[int] = (0,)) -> TrainingBatch:
+def pack(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, seed: Sequence[int] = (0,)
+) -> TrainingBatch:
     """Packs (tokens, targets) pairs into rows of `length` tokens; longer sentences are
     cut.
 
     Raises ValueError where there is nothing to pack.
     """
     if not pairs or min(len(tokens) for tokens, _ in pairs) == 0:
-        raise ValueError(f"got {len(pairs)} sentences, expected at least one and none empty: is the corpus empty?")
+        raise ValueError(
+            f"got {len(pairs)} sentences, expected at least one and none empty: is the corpus "
+            "empty?"
+        )
     sizes = np.minimum([len(tokens) for tokens, _ in pairs], length)
     rows = shuffled_rows(sizes, length, seed)
     places = lay_out(rows, sizes, length)
     tokens, targets = (np.full(len(rows) * length, fill, np.int32) for fill in (0, -1))
     for filled, part in ((tokens, 0), (targets, 1)):
-        filled[places.of_token] = np.concatenate([pairs[i][part][: sizes[i]] for i in places.members])
+        filled[places.of_token] = np.concatenate(
+            [pairs[i][part][: sizes[i]] for i in places.members]
+        )
     shape = (len(rows), length)
-    return TrainingBatch(tokens.reshape(shape), places.segments, places.positions, targets.reshape(shape))
+    return TrainingBatch(
+        tokens.reshape(shape), places.segments, places.positions, targets.reshape(shape)
+    )
 
 
-def shuffled_rows(sizes: Int[np.ndarray, " S"], length: int, seed: Sequence[int] = (0,)) -> list[Int[np.ndarray, " _"]]:
+def shuffled_rows(
+    sizes: Int[np.ndarray, " S"], length: int, seed: Sequence[int] = (0,)
+) -> list[Int[np.ndarray, " _"]]:
     """Returns which sentences share each row of `length` tokens: best fit, the longest
     first.
 
@@ -123,7 +138,11 @@ class Places(NamedTuple):
 
 
 def lay_out(
-    rows: Sequence[Int[np.ndarray, " _"]], sizes: Int[np.ndarray, " S"], length: int, *, count: int | None = None
+    rows: Sequence[Int[np.ndarray, " _"]],
+    sizes: Int[np.ndarray, " S"],
+    length: int,
+    *,
+    count: int | None = None,
 ) -> Places:
     """Returns the places of the sentences' tokens, one sentence after another in each
     row.
@@ -146,7 +165,9 @@ def lay_out(
     segments, positions = np.zeros((2, (count or len(rows)) * length), np.int32)
     segments[of_token] = np.repeat(number + 1, n)
     positions[of_token] = position
-    return Places(members, row, start, of_token, segments.reshape(-1, length), positions.reshape(-1, length))
+    return Places(
+        members, row, start, of_token, segments.reshape(-1, length), positions.reshape(-1, length)
+    )
 
 
 def best_fit(
@@ -163,12 +184,20 @@ def best_fit(
     `counts`, those in a row add up to `most`, or it holds only one. Sizes under `opens`
     fill rows, but begin none: they are left out where there is no room.
     """
-    room: list[list[int]] = [[] for _ in range(length + 1)]  # room[r]: the rows with r places left that are not full
+    # room[r]: the rows with r places left that are not full
+    room: list[list[int]] = [[] for _ in range(length + 1)]
     rows: list[list[int]] = []
     held: list[int] = []  # counts in each row
     for i, size in enumerate(sizes):
         count = 0 if counts is None or most is None else counts[i]
-        best = next((r for r in range(size, length) if room[r] and held[room[r][-1]] + count <= (most or 0)), length)
+        best = next(
+            (
+                r
+                for r in range(size, length)
+                if room[r] and held[room[r][-1]] + count <= (most or 0)
+            ),
+            length,
+        )
         if best == length:
             if size < opens:
                 continue
@@ -195,7 +224,12 @@ class Masked(NamedTuple):
 
 
 def mask_tokens(
-    batch: TrainingBatch, key: Shaped[Array, ""], *, mask_id: int, vocab_size: int, share: float = 0.15
+    batch: TrainingBatch,
+    key: Shaped[Array, ""],
+    *,
+    mask_id: int,
+    vocab_size: int,
+    share: float = 0.15,
 ) -> Masked:
     """Masks tokens as BERT does (Devlin et al. 2018, section 3.1): of each row's
     candidates, `targets >= 0`, a share is predicted.

@@ -44,6 +44,7 @@ def draw_pieces(
     rest = sorted(set(range(count)).difference(fit))
     held_out = generator.sample(rest, num_eval)
     fit_pieces, eval_pieces = (
-        [text[place * length : (place + 1) * length] for place in places] for places in (fit, held_out)
+        [text[place * length : (place + 1) * length] for place in places]
+        for places in (fit, held_out)
     )
     return fit_pieces, eval_pieces

@@ -18,7 +18,9 @@ from jmat.runtime.checks import check_whole
 _NO_LIMIT = 1 << 20  # tokens
 
 
-def encode(tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int | None = None) -> Batch:
+def encode(
+    tokenizer: Tokenizer | None, texts: Sequence[str], *, max_length: int | None = None
+) -> Batch:
     """Turns texts into a batch: one text a row, padded on the right to the longest.
 
     Special tokens stand where the tokenizer puts them: around a text for a masked
@@ -65,7 +67,12 @@ def every_token(inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | No
         return inputs
     if isinstance(inputs, Batch):
         fields = [np.asarray(field) for field in (inputs.tokens, inputs.segments)]
-        rows = [row[segments == k] for row, segments in zip(*fields, strict=True) for k in np.unique(segments) if k]
+        rows = [
+            row[segments == k]
+            for row, segments in zip(*fields, strict=True)
+            for k in np.unique(segments)
+            if k
+        ]
     else:
         rows = _token_rows(tokenizer, inputs, None)
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -86,11 +93,13 @@ def check_texts(texts: object, tokenizer: Tokenizer | None) -> Tokenizer:
     texts without a tokenizer.
     """
     if tokenizer is None:
-        raise ValueError("texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it.")
+        raise ValueError(
+            "texts need a tokenizer to be read: give tokenizer=, as jmat.load returns it."
+        )
     if not isinstance(tokenizer, Tokenizer):
         raise ValueError(
-            f"the tokenizer is of type {type(tokenizer).__name__}; expected the one that jmat.load returns beside the "
-            "model."
+            f"the tokenizer is of type {type(tokenizer).__name__}; expected the one that jmat.load "
+            "returns beside the model."
         )
     if isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
         got = "one text" if isinstance(texts, str) else f"an object of type {type(texts).__name__}"

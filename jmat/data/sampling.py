@@ -24,11 +24,19 @@ def tokenize(
     Sentences without any token of their own are left out; cuts, logs and raises as
     `jmat.data.encoding.encode`, which also gives causal models theirs.
     """
-    special = encoding.special_tokens(tokenizer, masked=True) if special_tokens else encoding.SpecialTokens()
-    return [piece for piece in encode(sentences, tokenizer, max_length, special) if piece is not None]
+    special = (
+        encoding.special_tokens(tokenizer, masked=True)
+        if special_tokens
+        else encoding.SpecialTokens()
+    )
+    return [
+        piece for piece in encode(sentences, tokenizer, max_length, special) if piece is not None
+    ]
 
 
-def skipped_tokens(tokenizer: Tokenizer, *, masked: bool, skip_special: bool | None) -> Collection[int]:
+def skipped_tokens(
+    tokenizer: Tokenizer, *, masked: bool, skip_special: bool | None
+) -> Collection[int]:
     """Returns the ids of tokens that protocol `jmat` does not read, given its setting.
 
     By default (None) special tokens are left out for a masked model, and for a causal
@@ -90,10 +98,14 @@ def make_examples(
         raise ValueError(f"protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}.")
     if protocol == "din2023" and (positions_per_sentence != 1 or skip_first or skip_special):
         raise ValueError(
-            "protocol din2023 draws one position a sentence and skips none; choose protocol jmat for more."
+            "protocol din2023 draws one position a sentence and skips none; choose protocol jmat "
+            "for more."
         )
     if positions_per_sentence < 1 or (skip_first or 0) < 0:
-        raise ValueError(f"positions_per_sentence={positions_per_sentence}, skip_first={skip_first}: need ≥ 1 and ≥ 0.")
+        raise ValueError(
+            f"positions_per_sentence={positions_per_sentence}, skip_first={skip_first}: need ≥ 1 "
+            "and ≥ 0."
+        )
     if skip_first is None:
         skip_first = int(protocol == "jmat" and not masked)
     special = encoding.special_tokens(tokenizer, masked=masked)
@@ -128,7 +140,9 @@ def make_examples(
     return Examples(fit=part("fit", fit_sentences, 0), eval=part("eval", eval_sentences, 1))
 
 
-def _generator(tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[str]) -> np.random.Generator:
+def _generator(
+    tokens: Int32[ndarray, " T"], seed: int, stream: int, copies: Counter[str]
+) -> np.random.Generator:
     """Returns the random generator of one sentence; counts its earlier copies in
     `copies`.
 

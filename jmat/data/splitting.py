@@ -30,7 +30,9 @@ def check_parts(parts: Mapping[str, Sequence[str]], name: str | os.PathLike[str]
     """Raises ValueError where one of the parts of a corpus (`split`) is empty."""
     if not all(parts.values()):
         sizes = ", ".join(f"{part} {len(sentences)}" for part, sentences in parts.items())
-        raise ValueError(f"corpus {name} is too small to be divided ({sizes} sentences): give more text.")
+        raise ValueError(
+            f"corpus {name} is too small to be divided ({sizes} sentences): give more text."
+        )
 
 
 def divide(texts: Iterable[str], fit: int, held_out: int) -> tuple[list[str], list[str]]:

@@ -16,10 +16,13 @@ class Text(NamedTuple):
     """Holds whole sentences with one row each, and what is predicted in them."""
 
     split: Split  # one example a sentence: its last token, or the masked one
-    targets: Int[ndarray, " S"] | None  # masked models: the token behind the mask; causal ones predict every next token
+    # masked models: the token behind the mask; causal ones predict every next token
+    targets: Int[ndarray, " S"] | None
 
 
-def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | None = None) -> Text:
+def whole_sentences(
+    split: Split, mask_token: int | None = None, *, most: int | None = None
+) -> Text:
     """Returns the sentences as a causal model predicts them, every token but the first;
     masked ones at the examples' positions.
 
@@ -38,7 +41,10 @@ def whole_sentences(split: Split, mask_token: int | None = None, *, most: int | 
         targets = None
         chosen = np.flatnonzero(split.lengths > 1)[:most]
     if len(chosen) == 0:
-        raise ValueError(f"none of {split.num_sentences} sentences has a second token: there is nothing to predict.")
+        raise ValueError(
+            f"none of {split.num_sentences} sentences has a second token: there is nothing to "
+            "predict."
+        )
     lengths = split.lengths[chosen]
     positions = lengths - 1 if mask_token is None else split.positions[chosen]
     return Text(Split(split.tokens[split.places(chosen)], lengths, positions), targets)
@@ -48,7 +54,9 @@ def following_tokens(batch: Batch) -> Int32[ndarray, "B T"]:
     """Returns the token that comes after each one in its sentence; −1 after the last
     one, and in padding.
     """
-    after, segments = (np.roll(field, -1, axis=1) for field in map(np.asarray, (batch.tokens, batch.segments)))
+    after, segments = (
+        np.roll(field, -1, axis=1) for field in map(np.asarray, (batch.tokens, batch.segments))
+    )
     known = np.asarray((batch.segments > 0) & (segments == batch.segments))
     known[:, -1] = False
     return np.where(known, after, np.int32(-1))

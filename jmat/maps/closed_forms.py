@@ -64,7 +64,9 @@ def toward_identity(pair: Regression, share: float | str) -> Linear:
     values, vectors = pair.variance
     change = pair.rotated - values[:, None] * vectors.T
     alpha = _penalty(share, values, change, pair.change_spread, pair.n)
-    return _dense(pair, jnp.eye(len(values)) + vectors @ (change / _positive(values + alpha)[:, None]))
+    return _dense(
+        pair, jnp.eye(len(values)) + vectors @ (change / _positive(values + alpha)[:, None])
+    )
 
 
 @float64()
@@ -147,7 +149,11 @@ def _positive(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _penalty(
-    share: float | str, values: Float[Array, " D"], rotated: Float[Array, "D E"], total: Float[Array, ""], n: int
+    share: float | str,
+    values: Float[Array, " D"],
+    rotated: Float[Array, "D E"],
+    total: Float[Array, ""],
+    n: int,
 ) -> Float[Array, ""]:
     """Returns α, for `auto` that of the share with the smallest error of generalised
     cross-validation.
@@ -162,7 +168,12 @@ def _penalty(
     unit = values.sum() / len(values)
     if not isinstance(share, str):
         return share * unit
-    return jnp.asarray(PENALTIES)[jnp.argmin(_validation_errors(values, rotated, total, jnp.float64(n)))] * unit
+    return (
+        jnp.asarray(PENALTIES)[
+            jnp.argmin(_validation_errors(values, rotated, total, jnp.float64(n)))
+        ]
+        * unit
+    )
 
 
 @jax.jit
@@ -173,7 +184,9 @@ def _validation_errors(values: Array, rotated: Array, total: Array, n: Array) ->
     energy = jnp.sum(rotated**2, axis=1)
     alphas = jnp.asarray(PENALTIES)[:, None] * values.sum() / len(values)
     shrunk = 1 / _positive(values + alphas)
-    residual = total - 2 * jnp.sum(energy * shrunk, axis=1) + jnp.sum(values * energy * shrunk**2, axis=1)
+    residual = (
+        total - 2 * jnp.sum(energy * shrunk, axis=1) + jnp.sum(values * energy * shrunk**2, axis=1)
+    )
     freedom = 1 + jnp.sum(values * shrunk, axis=1)
     return jnp.where(freedom < n, n * residual / _positive(n - freedom) ** 2, jnp.inf)
 

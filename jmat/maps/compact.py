@@ -86,7 +86,9 @@ class Hidden(IgnoresPadding):
     bias: Leaf[Array | ndarray]
 
     def __call__(self, x: Float[Array | ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        W, U, c, V, bias = (leaf.astype(x.dtype) for leaf in (self.W, self.U, self.c, self.V, self.bias))
+        W, U, c, V, bias = (
+            leaf.astype(x.dtype) for leaf in (self.W, self.U, self.c, self.V, self.bias)
+        )
         units = jax.nn.gelu(jnp.matmul(x, U) + c, approximate=False)
         return jnp.matmul(x, W) + jnp.matmul(units, V) + bias
 
@@ -174,7 +176,9 @@ def quantise(W: Float[Array | ndarray, "D E"]) -> Quantised:
     """
     W = jnp.asarray(W, jnp.float32)
     scale = jnp.max(jnp.abs(W), axis=1) / _STEPS
-    values: Int8[Array, "D E"] = jnp.round(W / jnp.where(scale > 0, scale, 1)[:, None]).astype(jnp.int8)
+    values: Int8[Array, "D E"] = jnp.round(W / jnp.where(scale > 0, scale, 1)[:, None]).astype(
+        jnp.int8
+    )
     return Quantised(values, scale)
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
-# Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N and D tried
-# (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
+# Rounding leaves exactly dependent columns with scaled singular values of up to 4 eps, for every N
+# and D tried (N to 50,000, D to 1,600); genuine condition numbers of 1e6 stay above twice that.
 RANK_EPS = 8.0
 
 matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -80,8 +80,8 @@ def minimum_norm(B: Array, U: Array, s: Array, Vt: Array, scale: Array, kept: Ar
     """
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
     solution = matmul(Vt.T, inverse[:, None] * matmul(U.T, B)) / scale[:, None]
-    # Minimum norm after scaling is not minimum norm: remove what lies outside the row space. The kept directions come
-    # first, so the zero columns behind them do not disturb the basis.
+    # Minimum norm after scaling is not minimum norm: remove what lies outside the row space. The
+    # kept directions come first, so the zero columns behind them do not disturb the basis.
     mask = kept.astype(Vt.dtype)
     basis = jnp.linalg.qr(scale[:, None] * Vt.T * mask)[0] * mask
     return matmul(basis, matmul(basis.T, solution))

@@ -38,5 +38,7 @@ def map_cost(stand_in: Map) -> MapCost:
         flops = 0
     if isinstance(stand_in, Hadamard):
         flops += 2 * rotation_flops(len(stand_in.s))
-    held = sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(stand_in))
+    held = sum(
+        np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(stand_in)
+    )
     return MapCost(sum(size for _, size in sizes), held, flops)

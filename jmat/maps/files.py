@@ -86,15 +86,24 @@ def save_maps(
       ValueError: a map of a type that has no form in maps.json (`jmat.maps.forms`).
       OSError: the files cannot be written; what was there before is untouched.
     """
-    tensors = {at: part for name, stand_in in maps.items() for at, part in tensors_of(name, stand_in).items()}
-    about_maps = {name: {**described(name, each), **(statistics or {}).get(name, {})} for name, each in maps.items()}
+    tensors = {
+        at: part
+        for name, stand_in in maps.items()
+        for at, part in tensors_of(name, stand_in).items()
+    }
+    about_maps = {
+        name: {**described(name, each), **(statistics or {}).get(name, {})}
+        for name, each in maps.items()
+    }
     about = dataclasses.asdict(info)
     content = {**about, "checksum": model_hash(tensors), "maps": about_maps}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     folder = pathlib.Path(folder)
     save_together(
         {
-            folder / "maps.safetensors": lambda path: write_tensors(path, tensors, {"info": json.dumps(about)}),
+            folder / "maps.safetensors": lambda path: write_tensors(
+                path, tensors, {"info": json.dumps(about)}
+            ),
             folder / "maps.json": lambda path: path.write_text(text, "utf-8"),
         }
     )
@@ -121,25 +130,34 @@ def read_maps(
     info, checksum, forms = _read_json(folder / "maps.json")
     maps = _read_tensors(folder / "maps.safetensors", info, checksum, forms)
     if info.convention != CONVENTION:
-        raise ValueError(f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose them.")
+        raise ValueError(
+            f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose "
+            "them."
+        )
     if model_hash is not None and info.model_hash != model_hash:
         raise ValueError(
-            f"the maps in {folder} were fitted on {info.model} with weights {info.model_hash}; this model's weights "
-            f"are {model_hash}. Fit maps for it, or load the model they belong to."
+            f"the maps in {folder} were fitted on {info.model} with weights {info.model_hash}; "
+            f"this model's weights are {model_hash}. Fit maps for it, or load the model they "
+            "belong to."
         )
     for name, stand_in in maps.items():
         shape = forms[name].shape
         if not all(np.isfinite(values).all() for values in jax.tree.leaves(stand_in)):
             raise ValueError(f"map {name!r} in {folder} holds NaN or infinity: fit the maps again.")
         if not fits(stand_in, forms[name]):
-            parts = ", ".join(f"{field} {value.shape}" for field, value in vars(stand_in).items() if value is not None)
+            parts = ", ".join(
+                f"{field} {value.shape}"
+                for field, value in vars(stand_in).items()
+                if value is not None
+            )
             raise ValueError(
-                f"map {name!r} in {folder} has {parts}; expected what makes {forms[name].apply!r} a map {list(shape)}."
+                f"map {name!r} in {folder} has {parts}; expected what makes {forms[name].apply!r} "
+                f"a map {list(shape)}."
             )
         if width is not None and shape != (width,) * len(shape):
             raise ValueError(
-                f"map {name!r} in {folder} is {shape}; this model needs {(width, width)}: these maps belong to a model "
-                "of another width."
+                f"map {name!r} in {folder} is {shape}; this model needs {(width, width)}: these "
+                "maps belong to a model of another width."
             )
     return maps, info
 
@@ -150,8 +168,8 @@ def _refuse_pickles(folder: pathlib.Path) -> None:
         pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:
         raise ValueError(
-            f"{pickles[0]} is a pickle, and loading one can run any code it holds: convert it to safetensors where you "
-            "trust it, or fit the maps again."
+            f"{pickles[0]} is a pickle, and loading one can run any code it holds: convert it to "
+            "safetensors where you trust it, or fit the maps again."
         )
 
 
@@ -167,9 +185,13 @@ def _read_json(path: pathlib.Path) -> tuple[MapsInfo, str | None, dict[str, Form
         forms = {name: read_form(about) for name, about in content.pop("maps").items()}
         return MapsInfo(**content), checksum, forms
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path} not found: expected a folder in which maps were saved.") from None
+        raise FileNotFoundError(
+            f"{path} not found: expected a folder in which maps were saved."
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged or does not describe maps ({error}): fit the maps again.") from None
+        raise ValueError(
+            f"{path} is damaged or does not describe maps ({error}): fit the maps again."
+        ) from None
 
 
 def _written_with(text: str) -> MapsInfo | None:
@@ -191,20 +213,34 @@ def _read_tensors(
         raise FileNotFoundError(f"{path} not found: expected it beside maps.json.") from None
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} is truncated or damaged ({in_one_line(error)}): fit the maps again, or copy it anew."
+            f"{path} is truncated or damaged ({in_one_line(error)}): fit the maps again, or copy "
+            "it anew."
         ) from None
-    expected = {at for name, form in forms.items() for names in form.names(name).values() for at in names}
+    expected = {
+        at for name, form in forms.items() for names in form.names(name).values() for at in names
+    }
     if (
         tensors.keys() != expected
         or (written is not None and _written_with(written) != info)
-        or any(name in tensors and tensors[name].shape != form.shape for name, form in forms.items())
+        or any(
+            name in tensors and tensors[name].shape != form.shape for name, form in forms.items()
+        )
     ):
-        raise ValueError(f"{path} and the maps.json beside it were not written together: fit the maps again.")
+        raise ValueError(
+            f"{path} and the maps.json beside it were not written together: fit the maps again."
+        )
     if checksum is not None and model_hash(tensors) != checksum:
-        raise ValueError(f"{path} is damaged (its checksum is not the one in maps.json): copy it anew, or fit again.")
+        raise ValueError(
+            f"{path} is damaged (its checksum is not the one in maps.json): copy it anew, or fit "
+            "again."
+        )
     for name, values in tensors.items():
-        if name.endswith(".int8") != (values.dtype == np.int8) or (values.dtype != np.int8 and not _is_float(values)):
-            raise ValueError(f"{name!r} in {path} is {values.dtype}; expected floating-point numbers.")
+        if name.endswith(".int8") != (values.dtype == np.int8) or (
+            values.dtype != np.int8 and not _is_float(values)
+        ):
+            raise ValueError(
+                f"{name!r} in {path} is {values.dtype}; expected floating-point numbers."
+            )
     arrays = {name: jnp.asarray(values) for name, values in tensors.items()}
     return {name: build(name, form, arrays) for name, form in forms.items()}
 

@@ -114,15 +114,21 @@ def fit_map(
         solve = lstsq if solver == "qr" else plain_lstsq
         solution = solve(X, Y, intercept=intercept or wanted.name == AFFINE)
         linear = Linear(solution.weights, solution.bias)
-        return Fit(quantised(linear) if wanted.int8 else linear, solution, sites[0], sites[1], str(wanted))
+        return Fit(
+            quantised(linear) if wanted.int8 else linear, solution, sites[0], sites[1], str(wanted)
+        )
     metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head and wanted.entry.fit else None
     pair = Regression(pair_moments(X, Y), metric)
     is_trained = wanted.entry.train is not None
-    stand_in = train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(wanted, pair)
+    stand_in = (
+        train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(wanted, pair)
+    )
     return Fit(stand_in, pair.solution(), sites[0], sites[1], str(wanted))
 
 
-def _check_kind(kind: Kind, model: Transformer, sites: Sequence[str], intercept: bool, solver: str) -> None:
+def _check_kind(
+    kind: Kind, model: Transformer, sites: Sequence[str], intercept: bool, solver: str
+) -> None:
     """Raises ValueError for a kind that two sites cannot have, before anything is read."""
     check_choice("solver", solver, SOLVERS)
     kind.check_width(*(width(site, model.config) for site in sites))
@@ -131,13 +137,24 @@ def _check_kind(kind: Kind, model: Transformer, sites: Sequence[str], intercept:
     if solver != "qr" and kind.name not in (MAT, AFFINE):
         raise ValueError(f"solver={solver!r} fits the kinds {MAT} and {AFFINE}, not {str(kind)!r}.")
     if kind.entry.is_pooled:
-        raise ValueError(f"kind {str(kind)!r} is one map for all layers: jmat.studies.map_zoo fits it.")
-    if kind.entry.needs_head and (sites[1] != stream_sites(model.config.layers)[-1] or model.head is None):
-        raise ValueError(f"kind {str(kind)!r} leads to the final stream of a model with a head, not to {sites[1]}.")
+        raise ValueError(
+            f"kind {str(kind)!r} is one map for all layers: jmat.studies.map_zoo fits it."
+        )
+    if kind.entry.needs_head and (
+        sites[1] != stream_sites(model.config.layers)[-1] or model.head is None
+    ):
+        raise ValueError(
+            f"kind {str(kind)!r} leads to the final stream of a model with a head, not to "
+            f"{sites[1]}."
+        )
 
 
 def _positions(
-    model: Transformer, inputs: Sequence[str] | Split | Batch, tokenizer: Tokenizer | None, tokens: str, seed: int
+    model: Transformer,
+    inputs: Sequence[str] | Split | Batch,
+    tokenizer: Tokenizer | None,
+    tokens: str,
+    seed: int,
 ) -> Split:
     """Returns the sentences with the positions to fit on, masked where the model
     predicts under a mask.
@@ -145,7 +162,9 @@ def _positions(
     check_choice("tokens", tokens, TOKENS)
     if tokens == "all":
         return every_token(inputs, tokenizer)
-    return mask_positions(predictions_in(model, inputs, tokenizer, seed=seed), mask_token_of(model, tokenizer))
+    return mask_positions(
+        predictions_in(model, inputs, tokenizer, seed=seed), mask_token_of(model, tokenizer)
+    )
 
 
 def _site(name: int | str, model: Transformer) -> str:
@@ -155,5 +174,7 @@ def _site(name: int | str, model: Transformer) -> str:
         return name
     layer = whole("layer", name)
     if not 0 <= layer <= model.config.layers:
-        raise ValueError(f"layer {layer} is not one of 0 .. {model.config.layers}, the layers of this model.")
+        raise ValueError(
+            f"layer {layer} is not one of 0 .. {model.config.layers}, the layers of this model."
+        )
     return stream_sites(model.config.layers)[layer]

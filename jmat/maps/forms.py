@@ -20,7 +20,8 @@ from jmat.maps.compact import Diagonal, Hadamard, Hidden, LowRank, Map, Quantise
 from jmat.maps.types import Constant, Identity, Linear
 from jmat.runtime.annotations import Fields, JsonObject
 
-# How a map is applied → its type, and the names of its fields. H is `jmat.maps.compact.rotation(D)`.
+# How a map is applied → its type, and the names of its fields. H is
+# `jmat.maps.compact.rotation(D)`.
 FORMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "y = x": (Identity, ()),
     "y = value": (Constant, ("value",)),
@@ -58,17 +59,27 @@ class Form(NamedTuple):
 
     def names(self, name: str) -> dict[str, tuple[str, ...]]:
         """Returns the names of the tensors of a map by field."""
-        fields = {field: name if field == "W" else f"{name}.{field}" for field in FORMS[self.apply][1]}
-        return {f: (f"{at}.int8", f"{at}.scale") if f in self.int8 else (at,) for f, at in fields.items()}
+        fields = {
+            field: name if field == "W" else f"{name}.{field}" for field in FORMS[self.apply][1]
+        }
+        return {
+            f: (f"{at}.int8", f"{at}.scale") if f in self.int8 else (at,)
+            for f, at in fields.items()
+        }
 
 
 def form_of(stand_in: Map) -> Form:
     """Returns the form of a map. Raises ValueError for what is none."""
     fields = {field.name: getattr(stand_in, field.name) for field in dataclasses.fields(stand_in)}
     fields = {name: value for name, value in fields.items() if value is not None}
-    apply = next((text for text, form in FORMS.items() if form == (type(stand_in), tuple(fields))), None)
+    apply = next(
+        (text for text, form in FORMS.items() if form == (type(stand_in), tuple(fields))), None
+    )
     if apply is None:
-        raise ValueError(f"a map of type {type(stand_in).__name__} has no form in maps.json; expected {TYPE_NAMES}.")
+        raise ValueError(
+            f"a map of type {type(stand_in).__name__} has no form in maps.json; expected "
+            f"{TYPE_NAMES}."
+        )
     int8 = tuple(name for name, value in fields.items() if is_quantised(value))
     return Form(apply, _shape(stand_in, fields), int8)
 
@@ -90,7 +101,9 @@ def described(name: str, stand_in: Map) -> JsonObject:
     form = form_of(stand_in)
     kind = name.rsplit(".", 2)
     about: JsonObject = {"shape": list(form.shape), "bias": form.bias}
-    about |= {"kind": kind[0]} if len(kind) == 3 and kind[1].isdecimal() and kind[2].isdecimal() else {}
+    about |= (
+        {"kind": kind[0]} if len(kind) == 3 and kind[1].isdecimal() and kind[2].isdecimal() else {}
+    )
     return about | {"apply": form.apply} | ({"int8": list(form.int8)} if form.int8 else {})
 
 
@@ -103,7 +116,9 @@ def read_form(about: Fields) -> Form:
     default = "y = x @ W + bias" if about["bias"] else "y = x @ W"
     form = Form(about.get("apply", default), tuple(about["shape"]), tuple(about.get("int8", ())))
     if form.apply not in FORMS:
-        raise ValueError(f"maps are applied as {form.apply!r}, which this version of jmat does not know")
+        raise ValueError(
+            f"maps are applied as {form.apply!r}, which this version of jmat does not know"
+        )
     if unknown := set(form.int8) - set(FORMS[form.apply][1]):
         raise ValueError(f"{min(unknown)!r} is in int8, and no part of {form.apply!r}")
     return form

@@ -19,12 +19,18 @@ from jmat.maps.types import Identity, Linear
 from jmat.runtime.precision import float64
 
 _EPS32 = float(np.finfo(np.float32).eps)
-_ROUNDING = (4 * _EPS32) ** 2  # of a sum of squares: what varies less than that is constant up to rounding
+# of a sum of squares: what varies less than that is constant up to rounding
+_ROUNDING = (4 * _EPS32) ** 2
 
 
 @float64()
 def fit(
-    moments: Moments, source: str, targets: Sequence[str], *, intercept: bool = False, ridge: float | int = 0.0
+    moments: Moments,
+    source: str,
+    targets: Sequence[str],
+    *,
+    intercept: bool = False,
+    ridge: float | int = 0.0,
 ) -> tuple[dict[str, Linear], Solution]:
     """Minimises `||X W (+ b) − Y||² + ridge ||W||²` for all targets at once, as
     `jmat.maps.least_squares.lstsq`.
@@ -54,7 +60,9 @@ def fit(
         varies = jnp.diag(A) > n * (4 * _EPS32 * jnp.abs(x_mean)) ** 2
     factors = _factor(jnp.where(varies & varies[:, None], A, 0))
     for target in targets:
-        B = jnp.where(varies[:, None], second_moments(moments, source, target, centred=intercept), 0)
+        B = jnp.where(
+            varies[:, None], second_moments(moments, source, target, centred=intercept), 0
+        )
         total = spread(moments, target, centred=intercept)
         W, residual = _solve(factors, B, total, jnp.float64(ridge) if ridge else None)
         bias = mean(moments, target) - x_mean @ W if intercept else None
@@ -69,8 +77,13 @@ def fit(
         n=n,
         ridge=float(ridge),
     )
-    narrow = [jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b)) for W, _, b in solved]
-    return {target: Linear(*arrays) for target, arrays in zip(targets, narrow, strict=True)}, solution
+    narrow = [
+        jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b))
+        for W, _, b in solved
+    ]
+    return {
+        target: Linear(*arrays) for target, arrays in zip(targets, narrow, strict=True)
+    }, solution
 
 
 @jax.jit
@@ -86,7 +99,15 @@ def _factor(A: jax.Array) -> dict[str, jax.Array]:
     rank = jnp.sum(kept, dtype=jnp.int32)
     R = jnp.where(kept, s, 0)[:, None] * Vt * scale
     condition = condition_number(R, rank)
-    return {"s": s, "Vt": Vt, "scale": scale, "kept": kept, "R": R, "rank": rank, "condition": condition}
+    return {
+        "s": s,
+        "Vt": Vt,
+        "scale": scale,
+        "kept": kept,
+        "R": R,
+        "rank": rank,
+        "condition": condition,
+    }
 
 
 @jax.jit
@@ -141,7 +162,11 @@ def r2(moments: Moments, source: str, target: str, shortcut: Identity | Linear) 
         W = jnp.asarray(np.asarray(shortcut.W, np.float64))
         error = total - 2 * jnp.sum(W * XY, axis=0) + jnp.sum(W * (XX @ W), axis=0)
         offset = y_mean - x_mean @ W
-        offset = offset if shortcut.bias is None else offset - jnp.asarray(np.asarray(shortcut.bias, np.float64))
+        offset = (
+            offset
+            if shortcut.bias is None
+            else offset - jnp.asarray(np.asarray(shortcut.bias, np.float64))
+        )
     error = np.maximum(np.asarray(error + n * offset**2), 0)
     total, rounding = np.asarray(total), n * (1e-14 * np.abs(np.asarray(y_mean))) ** 2
     varies = total > rounding
@@ -218,7 +243,9 @@ def linearity(
     if solution is None:
         _, solution = fit(moments, source, targets, intercept=True)
     if solution.bias is None or solution.residual is None or solution.ridge:
-        raise ValueError("linearity is of an affine fit without ridge; this solution is of another kind.")
+        raise ValueError(
+            "linearity is of an affine fit without ridge; this solution is of another kind."
+        )
     scores, start = {}, 0
     x_total = _total(moments, source)
     for target in targets:

@@ -55,7 +55,10 @@ def fit_jumps(
             solved = [source.solve(held[j], residual=False) for j in to]
         else:
             solved = [plain_lstsq(source, held[j], intercept=intercept) for j in to]
-        maps |= {(i, j): Linear(solution.weights, solution.bias) for j, solution in zip(to, solved, strict=True)}
+        maps |= {
+            (i, j): Linear(solution.weights, solution.bias)
+            for j, solution in zip(to, solved, strict=True)
+        }
         shape = jax.ShapeDtypeStruct((D, D * len(to)), solved[0].weights.dtype)
         biases = [solution.bias for solution in solved if solution.bias is not None]
         bias = jnp.concatenate(biases) if biases else None
@@ -75,11 +78,18 @@ def jump_pairs(layers: int, *, targets: str = "all") -> list[Pair]:
     later ones, or to the final one.
     """
     streams = stream_sites(layers)
-    return [(streams[i], streams[j]) for i in range(layers) for j in jump_targets(i, layers, targets)]
+    return [
+        (streams[i], streams[j]) for i in range(layers) for j in jump_targets(i, layers, targets)
+    ]
 
 
 def fit_jumps_to_moments(
-    moments: Moments, layers: int, *, targets: str = "all", intercept: bool = False, progress: str | None = None
+    moments: Moments,
+    layers: int,
+    *,
+    targets: str = "all",
+    intercept: bool = False,
+    progress: str | None = None,
 ) -> tuple[dict[tuple[int, int], Linear], dict[int, Solution]]:
     """Fits the maps of `jmat.maps.jumps.fit_jumps` from the moments of `jump_pairs`, in
     float64.

@@ -93,7 +93,9 @@ KINDS: dict[str, Entry] = {
     "diag": Entry(closed_forms.diagonal, _none, "diag", is_square=True),
     "hadamard": Entry(closed_forms.hadamard, _none, "hadamard", is_square=True),
     "rank": Entry(closed_forms.low_rank, _whole, "rank:64", is_rank=True),
-    "rank_logit": Entry(closed_forms.low_rank_logits, _whole, "rank_logit:64", is_rank=True, needs_head=True),
+    "rank_logit": Entry(
+        closed_forms.low_rank_logits, _whole, "rank_logit:64", is_rank=True, needs_head=True
+    ),
     "njtc": Entry(closed_forms.standardised, _whole, "njtc:8", is_rank=True),
     "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_rank=True, is_pooled=True),
     "tuned": Entry(None, _none, "tuned", lens.tuned, needs_head=True),
@@ -132,12 +134,14 @@ class Kind:
     def check_width(self, source: int, target: int) -> None:
         """Raises ValueError where there is no map of this kind from a width to another."""
         if self.entry.is_square and source != target:
-            raise ValueError(f"kind {str(self)!r} keeps the width, and the sites are {source} and {target} wide.")
+            raise ValueError(
+                f"kind {str(self)!r} keeps the width, and the sites are {source} and {target} wide."
+            )
         widest = min(source, target)
         if self.entry.is_rank and isinstance(self.parameter, int) and self.parameter > widest:
             raise ValueError(
-                f"kind {str(self)!r} has rank {self.parameter}, above the width {widest} of the maps: give a rank of "
-                f"at most {widest}."
+                f"kind {str(self)!r} has rank {self.parameter}, above the width {widest} of the "
+                f"maps: give a rank of at most {widest}."
             )
 
 
@@ -148,7 +152,9 @@ def parse_kind(text: str) -> Kind:
       ValueError: an unknown name, or a parameter that the kind does not have.
     """
     if not isinstance(text, str):
-        raise ValueError(f"a kind of map is text such as {MAT!r}; got an object of type {type(text).__name__}.")
+        raise ValueError(
+            f"a kind of map is text such as {MAT!r}; got an object of type {type(text).__name__}."
+        )
     written = text.strip()
     body, int8, rest = written.partition(INT8)
     name, colon, parameter = body.partition(":")
@@ -156,7 +162,8 @@ def parse_kind(text: str) -> Kind:
         near = difflib.get_close_matches(name.lower(), KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near and near[0] != name else ""
         raise ValueError(
-            f"{written!r} is no kind of map; {hint}Kinds: {', '.join(each.example for each in KINDS.values())}."
+            f"{written!r} is no kind of map; {hint}Kinds: "
+            f"{', '.join(each.example for each in KINDS.values())}."
         )
     entry = KINDS[name]
     try:
@@ -164,7 +171,9 @@ def parse_kind(text: str) -> Kind:
             raise ValueError("a parameter behind the colon, or no colon")
         return Kind(name, entry.parse(parameter), bool(int8))
     except ValueError as error:
-        raise ValueError(f"kind {written!r}: {name} takes {error}, as in {entry.example!r}.") from None
+        raise ValueError(
+            f"kind {written!r}: {name} takes {error}, as in {entry.example!r}."
+        ) from None
 
 
 def parse_kinds(texts: Iterable[str]) -> list[Kind]:
@@ -190,7 +199,9 @@ def fit_kind(kind: Kind, pair: Regression) -> Map:
     """
     kind.check_width(len(pair.x_mean), len(pair.y_mean))
     if kind.entry.fit is None:
-        raise ValueError(f"kind {str(kind)!r} is trained on stored activations, not fitted to their moments.")
+        raise ValueError(
+            f"kind {str(kind)!r} is trained on stored activations, not fitted to their moments."
+        )
     pair.check()
     stand_in = kind.entry.fit(pair, kind.parameter)
     return quantised(stand_in) if kind.int8 else stand_in

@@ -30,7 +30,14 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jmat.maps.conditioning import condition_number, matmul, minimum_norm, numerical_rank, ridge_solution, scaled_svd
+from jmat.maps.conditioning import (
+    condition_number,
+    matmul,
+    minimum_norm,
+    numerical_rank,
+    ridge_solution,
+    scaled_svd,
+)
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import float64
 from jmat.runtime.pytrees import register_dataclass
@@ -73,11 +80,17 @@ class Solution:
         """
         rank, dimensions = int(self.rank), self.weights.shape[0]
         if rank == dimensions:
-            number = "" if self.condition is None else f", condition number {float(self.condition):.1e}"
+            number = (
+                "" if self.condition is None else f", condition number {float(self.condition):.1e}"
+            )
             return f"full rank {dimensions} from {self.n} examples{number}"
         few = self.n - (self.bias is not None) < dimensions  # a bias takes one example
         cause = "fewer examples than dimensions" if few else "linearly dependent input coordinates"
-        remedy = f"ridge {self.ridge:g} makes it unique" if self.ridge else "the minimum-norm solution is used"
+        remedy = (
+            f"ridge {self.ridge:g} makes it unique"
+            if self.ridge
+            else "the minimum-norm solution is used"
+        )
         return f"rank {rank} of {dimensions}: {cause}; {remedy}"
 
 
@@ -111,9 +124,13 @@ def lstsq(
         `ridge` or `rcond`.
     """
     if X.ndim != 2 or Y.ndim != 2 or X.shape[0] != Y.shape[0]:
-        raise ValueError(f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}")
+        raise ValueError(
+            f"expected X [N, D] and Y [N, R] with the same N, got {X.shape} and {Y.shape}"
+        )
     if 0 in X.shape or 0 in Y.shape:
-        raise ValueError(f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example")
+        raise ValueError(
+            f"nothing to fit: X is {X.shape} and Y is {Y.shape}; give at least one example"
+        )
     dtype = jnp.float64 if jnp.float64 in map(jnp.result_type, (X, Y)) else jnp.float32
     X, Y = checked("X", X, dtype), checked("Y", Y, dtype)
     return factorise(X, intercept=intercept, ridge=ridge, rcond=rcond).solve(Y)
@@ -133,7 +150,9 @@ def factorise(
     The condition number costs an SVD of its own, and is left out (None) by flag.
     """
     if X.ndim != 2 or 0 in X.shape:
-        raise ValueError(f"expected X [N, D] with at least one example and one coordinate, got {X.shape}")
+        raise ValueError(
+            f"expected X [N, D] with at least one example and one coordinate, got {X.shape}"
+        )
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     if rcond is not None and not 0 <= rcond < 1:
@@ -240,10 +259,16 @@ class Factors:
         N = self.X.shape[0]
         if Y.ndim != 2 or Y.shape[0] != N or Y.shape[1] == 0:
             raise ValueError(f"expected Y [{N}, R], got {Y.shape}")
-        return _on_device(Y, self.X.dtype) if isinstance(Y, jax.Array) else checked("Y", Y, self.X.dtype)
+        return (
+            _on_device(Y, self.X.dtype)
+            if isinstance(Y, jax.Array)
+            else checked("Y", Y, self.X.dtype)
+        )
 
 
-def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: DTypeLike = jnp.float32) -> Array:
+def checked(
+    name: str, values: Float[Array | np.ndarray, "N D"], dtype: DTypeLike = jnp.float32
+) -> Array:
     """Returns the values on the device, in float64 if `dtype` is, else in float32;
     waits until they are looked at.
 
@@ -261,20 +286,23 @@ def checked(name: str, values: Float[Array | np.ndarray, "N D"], dtype: DTypeLik
     largest, limit = float(_largest(array)), float(jnp.finfo(array.dtype).max)
     if np.isfinite(largest) and largest > np.sqrt(limit / values.size):
         raise ValueError(
-            f"the values of {name} reach {largest:.0e}, where sums of squares overflow (X holds the inputs of the map, "
-            "Y its targets): scale them down. Activations of a model are so large where its weights are damaged."
+            f"the values of {name} reach {largest:.0e}, where sums of squares overflow (X holds "
+            "the inputs of the map, Y its targets): scale them down. Activations of a model are so "
+            "large where its weights are damaged."
         )
     if not np.isfinite(largest):
         bad = np.count_nonzero(~np.isfinite(np.asarray(array)))
         raise ValueError(
-            f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples that produce "
-            "them (text longer than the positions and half-precision overflow are the usual causes)"
+            f"{bad} of the {values.size} values of {name} are NaN or infinite; find the examples "
+            "that produce them (text longer than the positions and half-precision overflow are the "
+            "usual causes)"
         )
     return array
 
 
 def _on_device(values: Array | np.ndarray, dtype: DTypeLike) -> Array:
-    # Not jnp.asarray, which on a CPU copies what `jmat.capture.sweep` has laid out so that it need not be copied.
+    # Not jnp.asarray, which on a CPU copies what `jmat.capture.sweep` has laid out so that it need
+    # not be copied.
     wanted = jnp.float64 if dtype == jnp.float64 else jnp.float32
     return jax.device_put(values if values.dtype == wanted else jnp.asarray(values, wanted))
 
@@ -285,7 +313,9 @@ def _largest(values: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("intercept",))
-def _factorise(X: Array, rcond: Array | float | None, *, intercept: bool) -> tuple[Array, Array, Array | None, Array]:
+def _factorise(
+    X: Array, rcond: Array | float | None, *, intercept: bool
+) -> tuple[Array, Array, Array | None, Array]:
     # The setting also reaches the products inside QR and SVD on accelerators.
     with jax.default_matmul_precision("highest"):
         mean = _mean(X) if intercept else None
@@ -342,7 +372,8 @@ def _mean(values: Array) -> Array:
     """Returns the mean over examples in two passes: the second removes the rounding of
     the first, which outliers make large.
     """
-    average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)  # a product sums faster than a reduction
+    # a product sums faster than a reduction
+    average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)
     first = matmul(average, values)
     return first + matmul(average, values - first)
 

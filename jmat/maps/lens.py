@@ -64,7 +64,9 @@ class Lesson:
     def __post_init__(self) -> None:
         """Raises ValueError where there are too few tokens."""
         if len(self.source) < _FEWEST:
-            raise ValueError(f"{len(self.source)} tokens are too few to train a map on: give {_FEWEST} at least.")
+            raise ValueError(
+                f"{len(self.source)} tokens are too few to train a map on: give {_FEWEST} at least."
+            )
 
 
 class _Frame(NamedTuple):
@@ -119,7 +121,8 @@ def _trained(lesson: Lesson, units: int) -> tuple[_Frame, _Change]:
                 break
         rows = next(batches)
         rate = np.float32(lesson.rate / D * (1 - step / lesson.steps))
-        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer
+        # optax raises a float to the power of an integer
+        with jax.numpy_dtype_promotion("standard"):
             change, state = _step(lesson.model, frame, change, state, x[rows], y[rows], rate)
     return frame, best
 
@@ -131,11 +134,15 @@ def _first(D: int, E: int, units: int, seed: int) -> _Change:
     """Returns the change that changes nothing, with hidden units that look at x."""
     U = np.random.default_rng(seed).normal(size=(D, units)) / np.sqrt(D)
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
-    return _Change(zeros((D, E)), zeros(E), jnp.asarray(U, jnp.float32), zeros(units), zeros((units, E)))
+    return _Change(
+        zeros((D, E)), zeros(E), jnp.asarray(U, jnp.float32), zeros(units), zeros((units, E))
+    )
 
 
 @jax.jit
-def _frame(start: Linear, x: Float[Array | ndarray, "N D"], y: Float[Array | ndarray, "N E"]) -> _Frame:
+def _frame(
+    start: Linear, x: Float[Array | ndarray, "N D"], y: Float[Array | ndarray, "N E"]
+) -> _Frame:
     mean, spread = jnp.mean(x, axis=0), jnp.std(x, axis=0)
     error = jnp.sqrt(jnp.mean(jnp.square(y - start(x)), axis=0))
     tiny = jnp.finfo(jnp.float32).tiny
@@ -155,7 +162,9 @@ def _affine_part(frame: _Frame, change: _Change) -> tuple[Float[Array, "D E"], F
     return jnp.asarray(frame.start.W) + step, bias - frame.mean @ step
 
 
-def _divergence(model: Transformer, frame: _Frame, change: _Change, x: Array | ndarray, y: Array | ndarray) -> Array:
+def _divergence(
+    model: Transformer, frame: _Frame, change: _Change, x: Array | ndarray, y: Array | ndarray
+) -> Array:
     """Returns KL(full ‖ lens) of each token, in nats."""
     log_p = jax.nn.log_softmax(logits(model, y))
     log_q = jax.nn.log_softmax(logits(model, _apply(frame, change, x)))
@@ -164,7 +173,13 @@ def _divergence(model: Transformer, frame: _Frame, change: _Change, x: Array | n
 
 @jax.jit
 def _step(
-    model: Transformer, frame: _Frame, change: _Change, state: PyTree, x: Array, y: Array, rate: Array
+    model: Transformer,
+    frame: _Frame,
+    change: _Change,
+    state: PyTree,
+    x: Array,
+    y: Array,
+    rate: Array,
 ) -> tuple[_Change, PyTree]:
     gradient = jax.grad(lambda change: jnp.mean(_divergence(model, frame, change, x, y)))(change)
     updates, state = _ADAM.update(gradient, state)
@@ -178,7 +193,10 @@ def _held_out(lesson: Lesson, frame: _Frame, change: _Change, rows: slice) -> fl
     """Returns the mean KL over tokens that are not trained on."""
     x, y = lesson.source[rows], lesson.target[rows]
     parts = [slice(k, k + lesson.batch) for k in range(0, len(x), lesson.batch)]
-    kl = [np.asarray(_divergences(lesson.model, frame, change, x[part], y[part]), np.float64) for part in parts]
+    kl = [
+        np.asarray(_divergences(lesson.model, frame, change, x[part], y[part]), np.float64)
+        for part in parts
+    ]
     return float(np.concatenate(kl).mean())
 
 

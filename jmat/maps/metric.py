@@ -44,7 +44,8 @@ def head_metric(model: Transformer, mean: Float[Array | ndarray, " D"]) -> Metri
       mean: of the final stream, at which heads that are no linear map are
         differentiated.
     """
-    J = np.asarray(_jacobian(model, mean), np.float64)  # on the host: the model may lie on several devices
+    # on the host: the model may lie on several devices
+    J = np.asarray(_jacobian(model, mean), np.float64)
     return metric_of(J @ J.T)
 
 

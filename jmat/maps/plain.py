@@ -30,7 +30,10 @@ def plain_lstsq(
       ValueError: on shapes that do not fit, no examples, NaN or infinity.
     """
     if X.ndim != 2 or Y.ndim != 2 or len(X) != len(Y) or 0 in X.shape or 0 in Y.shape:
-        raise ValueError(f"expected X [N, D] and Y [N, R] with the same N of at least 1, got {X.shape} and {Y.shape}")
+        raise ValueError(
+            f"expected X [N, D] and Y [N, R] with the same N of at least 1, got {X.shape} and "
+            f"{Y.shape}"
+        )
     X, Y = checked("X", X), checked("Y", Y)
     means = (jnp.mean(X, axis=0), jnp.mean(Y, axis=0)) if intercept else None
     with jax.default_matmul_precision("highest"):

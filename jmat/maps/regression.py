@@ -32,7 +32,9 @@ _EPS32 = float(np.finfo(np.float32).eps)
 
 
 @float64()
-def pair_moments(source: Float[Array | ndarray, "N D"], target: Float[Array | ndarray, "N E"]) -> Moments:
+def pair_moments(
+    source: Float[Array | ndarray, "N D"], target: Float[Array | ndarray, "N E"]
+) -> Moments:
     """Returns the moments of stored activations, whose sites are called `source` and
     `target`.
 
@@ -45,7 +47,8 @@ def pair_moments(source: Float[Array | ndarray, "N D"], target: Float[Array | nd
     sums = {SOURCE: np.zeros(D), TARGET: np.zeros(E)}
     with np.errstate(all="ignore"):  # NaN and infinity stay in the sums, where they are looked for
         shift = {site: values[:_ROWS].mean(0, dtype=np.float64) for site, values in acts.items()}
-        for start in range(0, len(source), _ROWS):  # so many rows, as float64, fit a processor's cache
+        # so many rows, as float64, fit a processor's cache
+        for start in range(0, len(source), _ROWS):
             x, y = (acts[site][start : start + _ROWS] - shift[site] for site in (SOURCE, TARGET))
             own += x.T @ x
             cross += x.T @ y
@@ -64,7 +67,9 @@ def one_pair(moments: Moments, source: str, target: str) -> Moments:
     check_pairs(moments, source, [target])
     names = {SOURCE: source, TARGET: target}
     by_site = (moments.count, moments.shift, moments.sums, moments.squares)
-    count, shift, sums, squares = ({new: each[old] for new, old in names.items()} for each in by_site)
+    count, shift, sums, squares = (
+        {new: each[old] for new, old in names.items()} for each in by_site
+    )
     cross = {SOURCE: {TARGET: moments.cross[source][target]}}
     return Moments(count, shift, sums, squares, {SOURCE: moments.own[source]}, cross)
 
@@ -184,8 +189,12 @@ class Regression:
         where X is rank deficient.
         """
         if self.roots.kept.all():  # then it differs from the affine map by a matrix of rank 1
-            return _without_intercept(self.roots, self.affine, self.x_mean, self.bias(self.affine), jnp.float64(self.n))
-        gram, cross = (second_moments(self.moments, SOURCE, site, centred=False) for site in (SOURCE, TARGET))
+            return _without_intercept(
+                self.roots, self.affine, self.x_mean, self.bias(self.affine), jnp.float64(self.n)
+            )
+        gram, cross = (
+            second_moments(self.moments, SOURCE, site, centred=False) for site in (SOURCE, TARGET)
+        )
         roots = _roots(gram, jnp.full(len(gram), True))
         return _affine(roots, _projected(roots, cross))
 
@@ -216,7 +225,9 @@ class Regression:
         Raises ValueError where there is no metric.
         """
         if self.metric is None:
-            raise ValueError("a map in the metric of logits needs the model's head, and there is none.")
+            raise ValueError(
+                "a map in the metric of logits needs the model's head, and there is none."
+            )
         seen = self.projected @ self.metric.root
         return spectrum(seen.T @ seen)
 
@@ -233,8 +244,18 @@ class Regression:
         """
         rank, values = int(self.rank), self.variance.values
         condition = jnp.sqrt(values[0] / values[rank - 1]) if rank else jnp.ones(())
-        weights, bias = (np.asarray(part, np.float32) for part in (self.affine, self.bias(self.affine)))
-        return Solution(weights, bias, np.asarray(rank, np.int32), np.asarray(condition, np.float32), None, self.n, 0.0)
+        weights, bias = (
+            np.asarray(part, np.float32) for part in (self.affine, self.bias(self.affine))
+        )
+        return Solution(
+            weights,
+            bias,
+            np.asarray(rank, np.int32),
+            np.asarray(condition, np.float32),
+            None,
+            self.n,
+            0.0,
+        )
 
     @float64()
     def bias(self, W: Float[Array, "D E"]) -> Float[Array, " E"]:

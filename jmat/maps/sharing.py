@@ -70,7 +70,9 @@ def save_maps(
     if unnamed := [name for name in maps if not isinstance(name, str) or not name.strip()]:
         raise ValueError(f"the name of a map is {unnamed[0]!r}; expected text such as 'mat.3.8'.")
     if wrong := [name for name, stand_in in maps.items() if not isinstance(stand_in, TYPES)]:
-        raise ValueError(f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected {TYPE_NAMES}.")
+        raise ValueError(
+            f"map {wrong[0]!r} is of type {type(maps[wrong[0]]).__name__}; expected {TYPE_NAMES}."
+        )
     if not maps:
         raise ValueError("there are no maps to save.")
     for name, stand_in in maps.items():
@@ -80,7 +82,9 @@ def save_maps(
         twice = next(part for part in parts if parts.count(part) > 1)
         raise ValueError(f"two maps have a part {twice!r}: give one of them another name.")
     if info is not None and not isinstance(info, MapsInfo):
-        raise ValueError(f"info is of type {type(info).__name__}; expected a jmat.maps.files.MapsInfo.")
+        raise ValueError(
+            f"info is of type {type(info).__name__}; expected a jmat.maps.files.MapsInfo."
+        )
     if info is None:
         if model is None:
             raise ValueError("save_maps needs the model that the maps were fitted on: give model=.")
@@ -89,7 +93,9 @@ def save_maps(
         check_whole("n", n, 0)
         dtype = model.embed.tokens.table.dtype.name
         about = {"protocol": "", "seed": 0, "dtype": dtype, "jmat": package_version("jmat")}
-        info = MapsInfo(model=model.name, model_hash=model_hash(parameters(model)), corpus=corpus, n=n, **about)
+        info = MapsInfo(
+            model=model.name, model_hash=model_hash(parameters(model)), corpus=corpus, n=n, **about
+        )
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_maps(folder, maps, info)
@@ -103,13 +109,19 @@ def _check(name: str, stand_in: Map) -> None:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
-            raise ValueError(f"map {name!r} holds {got}; expected arrays of floating-point numbers.")
+            raise ValueError(
+                f"map {name!r} holds {got}; expected arrays of floating-point numbers."
+            )
         if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"map {name!r} holds NaN or infinity: fit it again.")
     form = form_of(stand_in)
     if not all(np.ndim(value) for value in jax.tree.leaves(stand_in)) or not fits(stand_in, form):
-        shapes = ", ".join(f"{key} {np.shape(value)}" for key, value in vars(stand_in).items() if value is not None)
-        raise ValueError(f"the parts of map {name!r} do not fit one another: {shapes}, for {form.apply!r}.")
+        shapes = ", ".join(
+            f"{key} {np.shape(value)}" for key, value in vars(stand_in).items() if value is not None
+        )
+        raise ValueError(
+            f"the parts of map {name!r} do not fit one another: {shapes}, for {form.apply!r}."
+        )
 
 
 def load_maps(folder: str | pathlib.Path, *, model: Transformer | None = None) -> Maps:

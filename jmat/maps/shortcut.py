@@ -26,7 +26,8 @@ class Shortcut(Mapping[str, Site]):
       map: callable pytree from h_source to h_target.
 
     Raises:
-      ValueError: the layers are no whole numbers, or not in order; the map is an edit, or no callable pytree.
+      ValueError: the layers are no whole numbers, or not in order; the map is an edit,
+        or no callable pytree.
 
     Examples:
       >>> import jmat
@@ -44,11 +45,13 @@ class Shortcut(Mapping[str, Site]):
         for end in ("source", "target"):
             object.__setattr__(self, end, whole(end, getattr(self, end)))
         if not 0 <= self.source < self.target:
-            raise ValueError(f"a shortcut goes from a layer to a later one; got {self.source} to {self.target}.")
+            raise ValueError(
+                f"a shortcut goes from a layer to a later one; got {self.source} to {self.target}."
+            )
         if is_edit(self.map):
             raise ValueError(
-                f"a shortcut's map stands in for blocks; got the edit {type(self.map).__name__}, which changes what "
-                "they compute: give it to sites=."
+                f"a shortcut's map stands in for blocks; got the edit {type(self.map).__name__}, "
+                "which changes what they compute: give it to sites=."
             )
         check_site(f"block.{self.source}", self.map)
 

@@ -112,7 +112,9 @@ class Zero(IgnoresInput):
             check_whole("width", self.width, 1)
 
     def __call__(self, x: Float[Array | np.ndarray, "*batch D"]) -> Float[Array, "*batch E"]:
-        return jnp.zeros((*x.shape[:-1], x.shape[-1] if self.width is None else self.width), x.dtype)
+        return jnp.zeros(
+            (*x.shape[:-1], x.shape[-1] if self.width is None else self.width), x.dtype
+        )
 
     def fill(self, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
         """Returns zeros for a site of this shape, or with `width` coordinates where

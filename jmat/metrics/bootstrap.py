@@ -32,7 +32,9 @@ def bootstrap_mean(
     """
     data = np.asarray(values, np.float64)
     if not 0 < confidence < 1 or samples < 1:
-        raise ValueError(f"expected 0 < confidence < 1 and samples >= 1, got {confidence} and {samples}")
+        raise ValueError(
+            f"expected 0 < confidence < 1 and samples >= 1, got {confidence} and {samples}"
+        )
     check_finite("values", data)
     mean = np.asarray(data.mean(axis=0))
     if len(np.unique(np.arange(len(data)) if groups is None else groups)) < 2:
@@ -41,8 +43,11 @@ def bootstrap_mean(
     flat = (data - mean).reshape(len(data), -1)
     chunks = _count_chunks(len(data), samples, seed, groups)
     shifts = np.concatenate([counts @ flat / counts.sum(1, keepdims=True) for counts in chunks])
-    ends = mean + np.percentile(shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0).reshape(2, *mean.shape)
-    low, high = np.clip(ends, data.min(axis=0), data.max(axis=0))  # a share is not below 0, not by rounding either
+    ends = mean + np.percentile(
+        shifts, [50 * (1 - confidence), 50 * (1 + confidence)], axis=0
+    ).reshape(2, *mean.shape)
+    # a share is not below 0, not by rounding either
+    low, high = np.clip(ends, data.min(axis=0), data.max(axis=0))
     return mean, np.asarray(low), np.asarray(high)
 
 
@@ -68,7 +73,9 @@ def bootstrap_ratio(
     return float(sums.sum() / counts.sum()), low, high
 
 
-def percentiles(values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]) -> tuple[float, float]:
+def percentiles(
+    values: Float[np.ndarray, " S"], drawn: Float[np.ndarray, "S _"]
+) -> tuple[float, float]:
     """Returns the ends of the 95 % interval of a figure under bootstrap resamples.
 
     NaN where there is nothing to resample, all draws being of one sentence, and where
@@ -90,7 +97,9 @@ def _count_chunks(
     size = max(1, _CHUNK // n)
     for start in range(0, samples, size):
         draws = [rng.integers(drawn, size=drawn) for _ in range(min(size, samples - start))]
-        yield np.stack([np.bincount(draw, minlength=drawn)[group] for draw in draws]).astype(np.float64)
+        yield np.stack([np.bincount(draw, minlength=drawn)[group] for draw in draws]).astype(
+            np.float64
+        )
 
 
 def check_finite(what: str, values: np.ndarray) -> None:
@@ -102,5 +111,6 @@ def check_finite(what: str, values: np.ndarray) -> None:
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
         raise ValueError(
-            f"{bad} of {values.size} {what} are NaN or infinite: there is no mean; find out where they arise"
+            f"{bad} of {values.size} {what} are NaN or infinite: there is no mean; find out where "
+            "they arise"
         )

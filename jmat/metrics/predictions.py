@@ -20,7 +20,9 @@ from jmat.runtime import hosts
 
 @functools.partial(jax.jit, static_argnames=("ks",))
 def compare(
-    full_logits: Float[Array, "N V"], short_logits: Float[Array, "N V"], ks: tuple[int, ...] = (1, 5, 10)
+    full_logits: Float[Array, "N V"],
+    short_logits: Float[Array, "N V"],
+    ks: tuple[int, ...] = (1, 5, 10),
 ) -> dict[str, Float[Array, " N"]]:
     """Compares the shortcut's predictions with the full model's, example by example
     (Din et al. 2023, section 3).
@@ -75,7 +77,9 @@ def confidences(logits: Float[Array, "N V"]) -> dict[str, Float[Array, " N"] | I
     entropy = -jnp.sum(p * jnp.where(p > 0, log_p, 0), axis=-1)
     values = {"gap": top_2_gap(logits), "max_probability": jnp.max(p, axis=-1), "entropy": entropy}
     top_1 = jnp.argmax(log_p, axis=-1).astype(jnp.int32)
-    return {name: jnp.where(known, value, jnp.nan) for name, value in values.items()} | {"top_1": top_1}
+    return {name: jnp.where(known, value, jnp.nan) for name, value in values.items()} | {
+        "top_1": top_1
+    }
 
 
 @jax.jit
@@ -98,7 +102,9 @@ def cross_entropy(logits: Float[Array, "*N V"], targets: Int[Array, "*N"]) -> Fl
     return jnp.where(valid, -_pick(_log_softmax(logits), jnp.where(valid, targets, 0)), jnp.nan)
 
 
-def perplexity(nats: Float[Array | np.ndarray, "*N"], weights: Float[Array | np.ndarray, "*N"] | None = None) -> float:
+def perplexity(
+    nats: Float[Array | np.ndarray, "*N"], weights: Float[Array | np.ndarray, "*N"] | None = None
+) -> float:
     """Returns `exp(Σ w · nats / Σ w)` of per-token cross entropies; padding has weight
     0, and then its value does not matter.
 
@@ -124,18 +130,23 @@ def _pick(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
-_SAME = 1e-4  # nats; predictions of a model that reads its text differ by thousands of times as much
+# nats; predictions of a model that reads its text differ by thousands of times as much
+_SAME = 1e-4
 
 
 _FEW = 10  # so few examples can have the same most likely token by chance
 
 
 @jax.jit
-def _likeness(logits: Float[Array, "N V"], first: Float[Array, " V"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+def _likeness(
+    logits: Float[Array, "N V"], first: Float[Array, " V"]
+) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
     """Returns each example's most likely token, and how far its log-probabilities are
     from those of `first` (nats).
     """
-    p, other = (jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1) for scores in (logits, first))
+    p, other = (
+        jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1) for scores in (logits, first)
+    )
     # A token that both exclude has a logarithm of minus infinity in both.
     apart = jnp.where(p == other, 0, jnp.abs(p - other))
     return logits.argmax(-1).astype(jnp.int32), apart.max(-1)
@@ -154,7 +165,11 @@ class Predictions:
         self._counted: list[Bool[Array | ndarray, "*N"]] = []
         self._apart = 0.0
 
-    def add(self, logits: Float[Array | ndarray, "*N V"], real: Bool[Array | ndarray, "*N"] | None = None) -> None:
+    def add(
+        self,
+        logits: Float[Array | ndarray, "*N V"],
+        real: Bool[Array | ndarray, "*N"] | None = None,
+    ) -> None:
         """Adds examples' logits. Once two have differed it waits for nothing, and costs
         nothing.
 
@@ -183,7 +198,9 @@ class Predictions:
         if hosts.count() == 1:
             return
         self._counted = list(hosts.gather(np.ones(self._count, bool)))
-        self._tops = set(np.concatenate(hosts.gather(np.array(sorted(self._tops), np.int64))).tolist())
+        self._tops = set(
+            np.concatenate(hosts.gather(np.array(sorted(self._tops), np.int64))).tolist()
+        )
         apart = np.concatenate(hosts.gather(np.array([self._apart])))
         first = np.empty(0, np.float32) if self._first is None else self._first.astype(np.float32)
         firsts = [each for each in hosts.gather(first) if each.size]
@@ -211,5 +228,6 @@ class Predictions:
             same = f"the model's most likely token is the same ({min(self._tops)})"
             cause = "it does not depend on the text"
         return (
-            f"{same} at all {count} places: {cause}, or all examples are alike; agreement and accuracy say nothing here"
+            f"{same} at all {count} places: {cause}, or all examples are alike; agreement and "
+            "accuracy say nothing here"
         )

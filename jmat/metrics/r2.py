@@ -10,7 +10,10 @@ from jmat.metrics.bootstrap import check_finite
 
 
 def r2_score(
-    Y: Float[Array | np.ndarray, "N D"], Y_hat: Float[Array | np.ndarray, "N D"], *, variance_weighted: bool = False
+    Y: Float[Array | np.ndarray, "N D"],
+    Y_hat: Float[Array | np.ndarray, "N D"],
+    *,
+    variance_weighted: bool = False,
 ) -> float:
     """Returns the coefficient of determination of each coordinate,
     `1 − Σ(y − ŷ)² / Σ(y − ȳ)²`, averaged over the D coordinates.
@@ -23,12 +26,15 @@ def r2_score(
     value is not finite.
     """
     if Y.shape != Y_hat.shape or len(Y) < 2:
-        raise ValueError(f"expected Y and Y_hat of one shape [N, D] with N >= 2, got {Y.shape} and {Y_hat.shape}")
+        raise ValueError(
+            f"expected Y and Y_hat of one shape [N, D] with N >= 2, got {Y.shape} and {Y_hat.shape}"
+        )
     wide = np.asarray(Y, np.float64)
     error = np.sum(np.square(wide - np.asarray(Y_hat, np.float64)), axis=0)
     spread = np.sum(np.square(wide - wide.mean(axis=0)), axis=0)
     check_finite("coordinates' errors and variances", np.stack([error, spread]))
-    spread[wide.max(axis=0) == wide.min(axis=0)] = 0  # the mean of equal numbers may differ from them by rounding
+    # the mean of equal numbers may differ from them by rounding
+    spread[wide.max(axis=0) == wide.min(axis=0)] = 0
     varies = spread > 0
     scores = np.where(varies, 1 - error / np.where(varies, spread, 1), error == 0)
     return float(np.average(scores, weights=spread if variance_weighted and varies.any() else None))
@@ -43,7 +49,8 @@ def varying(values: Float[Array | np.ndarray, "N D"]) -> Bool[np.ndarray, " D"]:
     return np.asarray(values.max(axis=0) != values.min(axis=0))
 
 
-# A coordinate is an outlier where its standard deviation is this many times the median coordinate's.
+# A coordinate is an outlier where its standard deviation is this many times the median
+# coordinate's.
 OUTLIER = 6.0
 
 
@@ -67,7 +74,8 @@ def resampled_r2(
     centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
     squares = counts @ np.square(centred)
     total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)
-    # The mean of equal numbers may differ from them by rounding, and so may a sum of squares from that of the mean.
+    # The mean of equal numbers may differ from them by rounding, and so may a sum of squares from
+    # that of the mean.
     total = np.where(varying(target) & (total > 1e-13 * squares), total, 0)
     error = counts @ np.square(target.astype(np.float64) - predicted)
     # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.

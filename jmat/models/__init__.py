@@ -33,7 +33,9 @@ FAMILIES: dict[str, Family] = {
 
 
 @readable_errors()
-def config_from_hf(hf: Fields, ignore: tuple[str, ...] = (), *, foreign: bool = True) -> ModelConfig:
+def config_from_hf(
+    hf: Fields, ignore: tuple[str, ...] = (), *, foreign: bool = True
+) -> ModelConfig:
     """Returns the ModelConfig of a config.json.
 
     Args:
@@ -48,13 +50,18 @@ def config_from_hf(hf: Fields, ignore: tuple[str, ...] = (), *, foreign: bool = 
     model_type = hf.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
-            f"model_type={shortened(model_type)} is not implemented; jmat implements {', '.join(sorted(FAMILIES))}."
+            f"model_type={shortened(model_type)} is not implemented; jmat implements "
+            f"{', '.join(sorted(FAMILIES))}."
         )
     family = FAMILIES[model_type]
     try:
-        return family.config(ConfigReader(hf, ignore=ignore, aliases=family.aliases, foreign=foreign))
+        return family.config(
+            ConfigReader(hf, ignore=ignore, aliases=family.aliases, foreign=foreign)
+        )
     except RecursionError:
-        raise ValueError(f"cannot load this {model_type} config.json: its fields are nested too deeply.") from None
+        raise ValueError(
+            f"cannot load this {model_type} config.json: its fields are nested too deeply."
+        ) from None
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> Transformer:

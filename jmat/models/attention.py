@@ -36,12 +36,16 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         self.k_norm = RMSNorm(config, K) if config.qk_norm else None
         self.config = config
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         shape = (*x.shape[:2], self.config.heads, self.config.head_width)
         z = tap("attn.z", self.outputs, x, context, tap, shape=shape)
         return self.o(z.reshape(*x.shape[:2], -1))
 
-    def outputs(self, x: Float[Array, "B T D"], context: Context, tap: Tap) -> Float[Array, "B T H K"]:
+    def outputs(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap
+    ) -> Float[Array, "B T H K"]:
         """Returns the outputs of all heads: those that are computed, and what stands in
         for the others.
         """
@@ -49,11 +53,19 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         if not tap.touches("attn.head"):
             return self.computed(x, context, tap, tuple(range(H)))
         inside = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern")
-        replaced = set() if tap.touches(*inside) else {h for h in range(H) if tap.replaces(f"attn.head.{h}")}
+        replaced = (
+            set()
+            if tap.touches(*inside)
+            else {h for h in range(H) if tap.replaces(f"attn.head.{h}")}
+        )
         heads = tuple(h for h in range(H) if h not in replaced)
-        outputs = dict(zip(heads, jnp.moveaxis(self.computed(x, context, tap, heads), 2, 0), strict=True))
+        outputs = dict(
+            zip(heads, jnp.moveaxis(self.computed(x, context, tap, heads), 2, 0), strict=True)
+        )
         shape = (*x.shape[:2], self.config.head_width)
-        heads_after = [tap(f"attn.head.{h}", lambda _, h=h: outputs[h], x, shape=shape) for h in range(H)]
+        heads_after = [
+            tap(f"attn.head.{h}", lambda _, h=h: outputs[h], x, shape=shape) for h in range(H)
+        ]
         return jnp.stack(heads_after, axis=2)
 
     def computed(
@@ -63,15 +75,30 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         are of all of them.
         """
         c, (B, T, _) = self.config, x.shape
-        group = c.heads // (c.kv_heads or c.heads)  # query heads that share one head of keys and values
+        # query heads that share one head of keys and values
+        group = c.heads // (c.kv_heads or c.heads)
         kv_heads = tuple(dict.fromkeys(h // group for h in heads))
 
         def project(part: Dense, heads: tuple[int, ...]) -> Float[Array, "B T h K"]:
-            return part.columns(x, _columns(heads, c.head_width)).reshape(B, T, len(heads), c.head_width)
+            return part.columns(x, _columns(heads, c.head_width)).reshape(
+                B, T, len(heads), c.head_width
+            )
 
-        q = tap("attn.q", lambda _: project(self.q, heads), x, shape=(B, T, len(heads), c.head_width))
-        k = tap("attn.k", lambda _: project(self.k, kv_heads), x, shape=(B, T, len(kv_heads), c.head_width))
-        v = tap("attn.v", lambda _: project(self.v, kv_heads), x, shape=(B, T, len(kv_heads), c.head_width))
+        q = tap(
+            "attn.q", lambda _: project(self.q, heads), x, shape=(B, T, len(heads), c.head_width)
+        )
+        k = tap(
+            "attn.k",
+            lambda _: project(self.k, kv_heads),
+            x,
+            shape=(B, T, len(kv_heads), c.head_width),
+        )
+        v = tap(
+            "attn.v",
+            lambda _: project(self.v, kv_heads),
+            x,
+            shape=(B, T, len(kv_heads), c.head_width),
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if c.rotary is not None:
@@ -83,16 +110,28 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         scale = jnp.float32(1 / math.sqrt(c.head_width) if c.scale_attention else 1)
         if c.scale_attention_by_layer:
             scale = scale / (context.layer + 1).astype(jnp.float32)
-        bias = alibi_bias(context.positions, alibi_slopes(c.heads)[list(heads)]) if c.alibi else None
+        bias = (
+            alibi_bias(context.positions, alibi_slopes(c.heads)[list(heads)]) if c.alibi else None
+        )
         # The window of the block is looked up by its traced index: all blocks share one program.
         window = jnp.asarray(c.windows)[context.layer] if c.windows and min(c.windows) < T else None
         allowed = attention_mask(context.segments, T, c.causal, window)
 
         square = {"shape": (B, len(heads), T, T)}
-        scores = tap("attn.scores", lambda _: attention_scores(q, k, scale, bias), x, **square, dtype=jnp.float32)
+        scores = tap(
+            "attn.scores",
+            lambda _: attention_scores(q, k, scale, bias),
+            x,
+            **square,
+            dtype=jnp.float32,
+        )
         scores = masked(scores, allowed)
         pattern = tap(
-            "attn.pattern", lambda scores: attention_pattern(scores, v.dtype), scores, **square, dtype=v.dtype
+            "attn.pattern",
+            lambda scores: attention_pattern(scores, v.dtype),
+            scores,
+            **square,
+            dtype=v.dtype,
         )
         return jnp.einsum("BHTS,BSHK->BTHK", pattern, v)
 
@@ -104,7 +143,9 @@ def depends_on_block(part: NeedsContext) -> bool:
     if not isinstance(part, nnx.Module):
         return False
     configs = [module.config for _, module in nnx.iter_graph(part) if isinstance(module, Attention)]
-    return any(config.scale_attention_by_layer or len(set(config.windows)) > 1 for config in configs)
+    return any(
+        config.scale_attention_by_layer or len(set(config.windows)) > 1 for config in configs
+    )
 
 
 def _columns(heads: tuple[int, ...], head_width: int) -> slice | Int[np.ndarray, " n"]:
@@ -117,11 +158,14 @@ def _columns(heads: tuple[int, ...], head_width: int) -> slice | Int[np.ndarray,
     return (np.asarray(heads)[:, None] * head_width + np.arange(head_width)).ravel()
 
 
-# --- pure functions ---------------------------------------------------------------------------------------------------
+# --- pure functions -------------------------------------------------------------------------------
 
 
 def attention_mask(
-    segments: Int[Array, "B T"] | None, length: int, causal: bool, window: Int[Array, ""] | None = None
+    segments: Int[Array, "B T"] | None,
+    length: int,
+    causal: bool,
+    window: Int[Array, ""] | None = None,
 ) -> Bool[Array, "#B T T"]:
     """Returns which token (axis 1) may look at which (axis 2): the same text, never
     padding, nothing later if causal.
@@ -137,7 +181,9 @@ def attention_mask(
         allowed &= index[:, None] - index < window
     if segments is not None:
         is_real = segments[:, None, :] > 0
-        allowed &= jnp.where(is_real, segments[:, :, None] == segments[:, None, :], jnp.eye(length, dtype=bool))
+        allowed &= jnp.where(
+            is_real, segments[:, :, None] == segments[:, None, :], jnp.eye(length, dtype=bool)
+        )
     return allowed
 
 
@@ -152,7 +198,9 @@ def attention_scores(
     return scores if bias is None else scores + bias
 
 
-def masked(scores: Float[Array, "B H T S"], allowed: Bool[Array, "#B T S"]) -> Float[Array, "B H T S"]:
+def masked(
+    scores: Float[Array, "B H T S"], allowed: Bool[Array, "#B T S"]
+) -> Float[Array, "B H T S"]:
     """Returns the scores with the least float32 where a token must not look."""
     return jnp.where(allowed[:, None], scores, jnp.finfo(jnp.float32).min)
 
@@ -176,7 +224,9 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " H"]:
     return np.concatenate([slopes, between])[:heads].astype(np.float32)
 
 
-def alibi_bias(positions: Int[Array, "B T"], slopes: Float[np.ndarray, " H"]) -> Float[Array, "B H T T"]:
+def alibi_bias(
+    positions: Int[Array, "B T"], slopes: Float[np.ndarray, " H"]
+) -> Float[Array, "B H T T"]:
     """Returns `−slope · distance` between the token that looks (axis 2) and the one
     that is looked at (axis 3).
     """

@@ -12,7 +12,15 @@ from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
 from jmat.models.edits import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
-from jmat.models.layers import ACTIVATIONS, Dense, Embedding, FeedForward, LayerNorm, NoNorm, word_kernel
+from jmat.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    NoNorm,
+    word_kernel,
+)
 from jmat.models.tap import UNTAPPED, Tap
 
 
@@ -22,13 +30,18 @@ class Embed(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         D, std, types = config.width, config.init_std, config.type_vocab_size
         self.tokens = Embedding(config.vocab_size, D, std=std, rngs=rngs)
-        self.positions = Embedding(config.num_positions + config.position_offset, D, std=std, rngs=rngs)
+        self.positions = Embedding(
+            config.num_positions + config.position_offset, D, std=std, rngs=rngs
+        )
         self.types = Embedding(types, D, std=std, rngs=rngs) if types else None
         self.norm = LayerNorm(config)
         self.offset = config.position_offset
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        type_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T D"]:
         x = self.tokens(tokens)
         if self.types is not None:
@@ -47,7 +60,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.ln_2 = LayerNorm(config)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         x = tap("ln_1", self.ln_1, tap.read("mid", x + tap("attn", self.attn, x, context, tap)))
         return tap("ln_2", self.ln_2, x + tap("ffn", self.ffn, x, tap))
 
@@ -63,7 +78,11 @@ class MaskedHead(nnx.Module, IgnoresPadding):
         self.dense = Dense(config.width, config.width, std=config.init_std, rngs=rngs)
         self.norm = LayerNorm(config)
         tied = config.tied_head
-        self.out = None if tied else Dense(config.width, config.vocab_size, std=config.init_std, rngs=rngs, bias=False)
+        self.out = (
+            None
+            if tied
+            else Dense(config.width, config.vocab_size, std=config.init_std, rngs=rngs, bias=False)
+        )
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.activation = activation or config.activation
 
@@ -84,7 +103,9 @@ def read_config(read: ConfigReader) -> ModelConfig:
     implement.
     """
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
-    read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+    read.require(
+        width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
+    )
     config = ModelConfig(
         family="bert",
         vocab_size=read.size("vocab_size", 30522),
@@ -116,7 +137,10 @@ def keys(config: ModelConfig) -> list[Key]:
     table = encoder_keys(config)
     if config.has_head:
         transform = "cls.predictions.transform"
-        table += [*dense_keys(f"{transform}.dense", "head.dense"), *norm_keys(f"{transform}.LayerNorm", "head.norm")]
+        table += [
+            *dense_keys(f"{transform}.dense", "head.dense"),
+            *norm_keys(f"{transform}.LayerNorm", "head.norm"),
+        ]
         table += decoder_keys(config, "cls.predictions.bias", "cls.predictions.decoder")
     return table
 

@@ -22,7 +22,10 @@ class Embed(nnx.Module):
         self.norm = LayerNorm(config)
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        type_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T D"]:
         del positions, type_ids
         return self.norm(self.tokens(tokens))
@@ -40,9 +43,13 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.from_norm = config.residual_from_norm
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         normed = tap("ln_1", self.ln_1, x)
-        x = tap.read("mid", (normed if self.from_norm else x) + tap("attn", self.attn, normed, context, tap))
+        x = tap.read(
+            "mid", (normed if self.from_norm else x) + tap("attn", self.attn, normed, context, tap)
+        )
         normed = tap("ln_2", self.ln_2, x)
         return (normed if self.from_norm else x) + tap("ffn", self.ffn, normed, tap)
 
@@ -56,7 +63,8 @@ def read_config(read: ConfigReader) -> ModelConfig:
     config = ModelConfig(
         family="bloom",
         vocab_size=read.size("vocab_size", 250880),
-        num_positions=read.size("seq_length", 2048),  # nothing else bounds it: the length of the texts in training
+        # nothing else bounds it: the length of the texts in training
+        num_positions=read.size("seq_length", 2048),
         width=width,
         layers=read.blocks("n_layer", 2),
         heads=heads,
@@ -74,7 +82,13 @@ def read_config(read: ConfigReader) -> ModelConfig:
     # slow_but_exact drops a bias where pretraining_tp > 1; without it pretraining_tp does nothing.
     slow = read.flag("slow_but_exact", False) and read.size("pretraining_tp", 1) > 1
     read.require(not slow, "slow_but_exact=True with pretraining_tp > 1 is not implemented")
-    neutral = ["pretraining_tp", "attention_dropout", "hidden_dropout", "unk_token_id", "masked_softmax_fusion"]
+    neutral = [
+        "pretraining_tp",
+        "attention_dropout",
+        "hidden_dropout",
+        "unk_token_id",
+        "masked_softmax_fusion",
+    ]
     neutral += [
         "bias_dropout_fusion",
         "attention_softmax_in_fp32",
@@ -99,7 +113,13 @@ def keys(config: ModelConfig) -> list[Key]:
         file, ours = f"h.{i}", f"blocks.{i}"
         for kind, param in (("weight", "kernel"), ("bias", "bias")):
             qkv = tuple(f"{ours}.attn.{part}.{param}" for part in "qkv")
-            table.append(Key(f"{file}.self_attention.query_key_value.{kind}", qkv, interleaved(3, config.heads)))
+            table.append(
+                Key(
+                    f"{file}.self_attention.query_key_value.{kind}",
+                    qkv,
+                    interleaved(3, config.heads),
+                )
+            )
         table += [
             *norm_keys(f"{file}.input_layernorm", f"{ours}.ln_1"),
             *dense_keys(f"{file}.self_attention.dense", f"{ours}.attn.o"),
@@ -112,7 +132,11 @@ def keys(config: ModelConfig) -> list[Key]:
 
 FAMILY = Family(
     config=read_config,
-    aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    aliases={
+        "n_embed": "hidden_size",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    },
     embed=Embed,
     block=Block,
     final_norm=LayerNorm,

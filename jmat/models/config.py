@@ -21,7 +21,8 @@ class Rotary:
     kind: str = "default"  # how frequencies are scaled: default, linear, llama3 or yarn
     factor: float = 1.0  # how much longer than in training texts may be
     trained_positions: int = 0  # longest text in training, before the scaling
-    slow_turns: float = 1.0  # pairs that turn less often than this over `trained_positions` are slowed by `factor`
+    # pairs that turn less often than this over `trained_positions` are slowed by `factor`
+    slow_turns: float = 1.0
     fast_turns: float = 1.0  # those that turn more often stay; in between is a ramp
     whole_pairs: bool = True  # (yarn) the ramp starts and ends at whole pairs
     amplitude: float = 1.0  # of cosine and sine
@@ -53,7 +54,8 @@ class ModelConfig:
     kv_heads: int | None = None  # heads that keys and values have; H by default
     scale_attention: bool = True  # by 1/sqrt(K)
     scale_attention_by_layer: bool = False  # by 1/(i + 1) in block i, besides
-    windows: tuple[int, ...] = ()  # per block: a token sees the last so many tokens, itself included; (): all
+    # per block: a token sees the last so many tokens, itself included; (): all
+    windows: tuple[int, ...] = ()
     rotary: Rotary | None = None  # rotary positions
     alibi: bool = False  # attention biased by distance
     position_offset: int = 0  # row of the position table that position 0 reads
@@ -67,7 +69,8 @@ class ModelConfig:
     pre_norm: bool = True
     final_norm: bool = True
     parallel: bool = False  # attention and feed-forward read the same stream
-    residual_from_norm: bool = False  # the residual adds start from the norm's output instead of its input
+    # the residual adds start from the norm's output instead of its input
+    residual_from_norm: bool = False
     embed_width: int | None = None  # of the token table; D by default
     embed_scale: float = 1.0
     init_std: float = 0.02

@@ -19,7 +19,8 @@ _LARGEST = 2**31 - 1  # of a size: what JAX can index
 _MOST_LISTED = 20  # fields in one message
 TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
-# Fields that never change a forward pass at inference: bookkeeping, generation defaults, dropout, other heads.
+# Fields that never change a forward pass at inference: bookkeeping, generation defaults, dropout,
+# other heads.
 _NEUTRAL = frozenset(
     """
     architectures bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id
@@ -96,14 +97,20 @@ class ConfigReader:
         value = self.hf.get(name)
         return default if value is None else value
 
-    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
+    def size(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST
+    ) -> int:
         """Returns a whole number from `least` (by default 1) to `most`."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self._problems.append(f"{name}={shortened(value)} should be a whole number above {least - 1}")
+            self._problems.append(
+                f"{name}={shortened(value)} should be a whole number above {least - 1}"
+            )
             return least
         if value > most:
-            self._problems.append(f"{name}={shortened(value)} is too large: jmat reads models of up to {most}")
+            self._problems.append(
+                f"{name}={shortened(value)} is too large: jmat reads models of up to {most}"
+            )
             return least
         return value
 
@@ -125,7 +132,9 @@ class ConfigReader:
         if value <= 0:
             self._problems.append(f"{name}={value!r} should be above 0")
         elif value < TINY:
-            self._problems.append(f"{name}={value!r} is 0 in float32; it should be at least {TINY:.2g}")
+            self._problems.append(
+                f"{name}={value!r} is 0 in float32; it should be at least {TINY:.2g}"
+            )
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -141,7 +150,9 @@ class ConfigReader:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in set(choices):
             implemented = ", ".join(sorted(choices))
-            self._problems.append(f"{name}={shortened(value)} is not implemented (implemented: {implemented})")
+            self._problems.append(
+                f"{name}={shortened(value)} is not implemented (implemented: {implemented})"
+            )
             return default
         return value
 
@@ -153,7 +164,9 @@ class ConfigReader:
         if not condition and not any(f"{name}=" in problem for name in malformed):
             self._problems.append(problem)
 
-    def finish(self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[object, ...]] | None = None) -> None:
+    def finish(
+        self, *, neutral: Iterable[str] = (), fixed: Mapping[str, tuple[object, ...]] | None = None
+    ) -> None:
         """Judges the fields that were not read.
 
         Args:
@@ -167,11 +180,22 @@ class ConfigReader:
         """
         fixed = {**_FIXED, **(fixed or {})}
         known = _NEUTRAL.union(neutral, self._seen)
-        unread = {name: value for name, value in self.hf.items() if name not in known and not name.startswith("_")}
+        unread = {
+            name: value
+            for name, value in self.hf.items()
+            if name not in known and not name.startswith("_")
+        }
         for name in [name for name in unread if name in fixed]:
             if (value := unread.pop(name)) not in fixed[name]:
-                self._problems.append(f"{name}={shortened(value)} is not implemented (implemented: {fixed[name][0]!r})")
-        unread = {name: value for name, value in unread.items() if value is not None or name not in NOTHING_IF_NULL}
+                self._problems.append(
+                    f"{name}={shortened(value)} is not implemented (implemented: "
+                    f"{fixed[name][0]!r})"
+                )
+        unread = {
+            name: value
+            for name, value in unread.items()
+            if value is not None or name not in NOTHING_IF_NULL
+        }
         foreign = {}
         if unread and self._foreign:
             declared = known_to_transformers(self.hf["model_type"])
@@ -185,15 +209,19 @@ class ConfigReader:
         self._check_ignored()
         if self._problems:
             family = self.hf.get("model_type", "unknown")
-            raise ValueError(f"cannot load this {family} config.json: " + "; ".join(self._problems) + ".")
+            raise ValueError(
+                f"cannot load this {family} config.json: " + "; ".join(self._problems) + "."
+            )
         if foreign:
             listed = [
-                f"{shortened_name(name)}={shortened(value, 40)}" for name, value in list(foreign.items())[:_MOST_LISTED]
+                f"{shortened_name(name)}={shortened(value, 40)}"
+                for name, value in list(foreign.items())[:_MOST_LISTED]
             ]
             if len(foreign) > _MOST_LISTED:
                 listed.append(f"and {len(foreign) - _MOST_LISTED} more")
             logging.getLogger(__name__).warning(
-                "config.json holds fields that no %s model of transformers reads, passed over here too: %s.",
+                "config.json holds fields that no %s model of transformers reads, passed over here "
+                "too: %s.",
                 self.hf["model_type"],
                 ", ".join(listed),
             )
@@ -218,8 +246,8 @@ class ConfigReader:
                 continue
             if renamed.get(name) not in (None, value) and name not in self._ignored:
                 self._problems.append(
-                    f"{alias}={shortened(value)} and {name}={shortened(renamed[name])} are two names of one field: "
-                    f"leave out the wrong one (transformers would take {alias})"
+                    f"{alias}={shortened(value)} and {name}={shortened(renamed[name])} are two "
+                    f"names of one field: leave out the wrong one (transformers would take {alias})"
                 )
             renamed[name] = value
         return renamed
@@ -230,6 +258,7 @@ def is_number(value: object) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and -_HUGE <= value <= _HUGE  # compared before it is converted, which a whole number of 400 digits is not
+        # compared before it is converted, which a whole number of 400 digits is not
+        and -_HUGE <= value <= _HUGE
         and math.isfinite(value)
     )

@@ -100,7 +100,9 @@ def streaming_cost(
     }
     seconds = {step: flops[step] / rate for step, rate in rates.items()}
     factors = factorization_flops(config)
-    seconds["fit"] = factors / (machine.factor_share * wide) + (flops["fit"] - factors) / (machine.share * wide)
+    seconds["fit"] = factors / (machine.factor_share * wide) + (flops["fit"] - factors) / (
+        machine.share * wide
+    )
     per_chip = math.ceil(tokens_per_batch / machine.chips)
     return Cost(
         flops,
@@ -113,7 +115,7 @@ def streaming_cost(
     )
 
 
-# --- floating-point operations ----------------------------------------------------------------------------------------
+# --- floating-point operations --------------------------------------------------------------------
 
 
 def capture_flops(config: ModelConfig, tokens: float | int, context: float | int) -> float:
@@ -153,7 +155,7 @@ def moments_fit_flops(config: ModelConfig, targets: str) -> float:
     return factorization_flops(config) + 6.0 * config.width**3 * pair_count(config, targets)
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -163,7 +165,9 @@ def parameter_count(config: ModelConfig) -> int:
     """
 
     def count(layers: int) -> int:
-        shapes = jax.eval_shape(lambda: build(dataclasses.replace(config, layers=layers), nnx.Rngs(0)))
+        shapes = jax.eval_shape(
+            lambda: build(dataclasses.replace(config, layers=layers), nnx.Rngs(0))
+        )
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
     one, two = count(1), count(2)
@@ -178,7 +182,9 @@ def statistics_bytes(config: ModelConfig, targets: str) -> int:
     return 8 * (D**2 * (L + pair_count(config, targets)) + (3 * D + 1) * (L + 1))
 
 
-def batch_bytes(config: ModelConfig, tokens: int, row_length: int, *, bytes_per_value: int = 4) -> int:
+def batch_bytes(
+    config: ModelConfig, tokens: int, row_length: int, *, bytes_per_value: int = 4
+) -> int:
     """Returns the bytes of one batch at its peak.
 
     It holds the streams h_0 .. h_L and, inside a block, the hidden layer and the

@@ -68,7 +68,11 @@ def keys(config: ModelConfig) -> list[Key]:
 
 FAMILY = Family(
     config=read_config,
-    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
     embed=Embed,
     block=Block,
     final_norm=NoNorm,

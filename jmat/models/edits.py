@@ -40,13 +40,14 @@ class Context(NamedTuple):
     """Holds the inputs of a block besides the stream."""
 
     positions: Int[Array, "B T"]  # index of each token in its own text, from 0
-    segments: Int[Array, "B T"] | None  # which text a token belongs to; 0 is padding; None: one text a row, no padding
+    # which text a token belongs to; 0 is padding; None: one text a row, no padding
+    segments: Int[Array, "B T"] | None
     layer: Int[
         Array | np.ndarray | np.integer, ""
     ]  # 0-based index of the block; traced, so that all blocks share one compiled program
 
 
-# --- how stand-ins are called -----------------------------------------------------------------------------------------
+# --- how stand-ins are called ---------------------------------------------------------------------
 
 
 class NeedsContext:
@@ -81,7 +82,7 @@ class IgnoresPadding:
     """
 
 
-# --- edits ------------------------------------------------------------------------------------------------------------
+# --- edits ----------------------------------------------------------------------------------------
 
 
 @jax.tree_util.register_pytree_node_class
@@ -215,11 +216,15 @@ class At:
         inside = jnp.minimum(columns, y.shape[axis] - 1)
         before = gather(y, inside, axis=axis)
         if isinstance(site, NeedsContext):  # looks at all tokens
-            value = gather(_checked(name, site, _in_context(site, x, context), y.shape, x), inside, axis=axis)
+            value = gather(
+                _checked(name, site, _in_context(site, x, context), y.shape, x), inside, axis=axis
+            )
         else:
             input_axis = 2 if name.endswith("attn.pattern") else 1  # a pattern is made of scores
             seen = before if is_edit(site) else gather(x, inside, axis=input_axis)
-            value = _checked(name, site, _change(site, seen, before.shape, context), before.shape, seen)
+            value = _checked(
+                name, site, _change(site, seen, before.shape, context), before.shape, seen
+            )
         rows = jnp.arange(len(y)) if columns.ndim == 1 else jnp.arange(len(y))[:, None]
         changed = jnp.moveaxis(y, axis, 1).at[rows, columns].set(value.astype(y.dtype), mode="drop")
         return jnp.moveaxis(changed, 1, axis)
@@ -247,10 +252,12 @@ class OfBlock(NeedsContext, IgnoresPadding):
         return self.part(x, context._replace(layer=jnp.asarray(self.layer, jnp.int32)))
 
 
-# --- checks, on the host ----------------------------------------------------------------------------------------------
+# --- checks, on the host --------------------------------------------------------------------------
 
 
-def checked_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
+def checked_sites(
+    sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int
+) -> dict[str, Site]:
     """Returns `sites=` without patterns. Raises ValueError as `named_sites` and
     `check_site`.
     """
@@ -269,22 +276,28 @@ def check_site(name: str, site: object) -> None:
             raise ValueError(f"site {name!r}: At inside At; give all positions to one of them.")
         return check_site(name, site.site)
     if isinstance(site, Edit) and not callable(site.f):
-        raise ValueError(f"site {name!r}: Edit takes a function of the site's value; got a {type(site.f).__name__}.")
+        raise ValueError(
+            f"site {name!r}: Edit takes a function of the site's value; got a "
+            f"{type(site.f).__name__}."
+        )
     if not callable(site) or jax.tree_util.all_leaves([site]):
         if isinstance(site, jax.Array | np.ndarray):
             raise ValueError(
-                f"the replacement for site {name!r} is an array; expected jmat.Constant(array), which gives the array "
-                "in place of the part's value, or jmat.Add(array), which adds it."
+                f"the replacement for site {name!r} is an array; expected jmat.Constant(array), "
+                "which gives the array in place of the part's value, or jmat.Add(array), which "
+                "adds it."
             )
         raise ValueError(
-            f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable pytree such as "
-            "jmat.Linear(W), a dataclass registered with JAX, or jax.tree_util.Partial(function), which stands in for "
-            "the part; or, to change what the part computes, jmat.Edit(function)."
+            f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable "
+            "pytree such as jmat.Linear(W), a dataclass registered with JAX, or "
+            "jax.tree_util.Partial(function), which stands in for the part; or, to change what the "
+            "part computes, jmat.Edit(function)."
         )
     _check_values(name, site)
 
 
-_KINDS = (jnp.floating, jnp.integer, jnp.bool_, jax.dtypes.extended)  # the last are keys of random numbers
+# the last are keys of random numbers
+_KINDS = (jnp.floating, jnp.integer, jnp.bool_, jax.dtypes.extended)
 
 
 def _check_values(name: str, site: object) -> None:
@@ -295,7 +308,9 @@ def _check_values(name: str, site: object) -> None:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in _KINDS):
             got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
-            raise ValueError(f"the {_role(site)} for site {name!r} holds {got}; expected real numbers.")
+            raise ValueError(
+                f"the {_role(site)} for site {name!r} holds {got}; expected real numbers."
+            )
 
 
 def is_edit(site: object) -> bool:
@@ -318,7 +333,7 @@ def is_any_length(name: str, site: Site) -> bool:
     return isinstance(site, IgnoresPadding)
 
 
-# --- applying them, while a model is traced ---------------------------------------------------------------------------
+# --- applying them, while a model is traced -------------------------------------------------------
 
 
 def apply_site(
@@ -354,7 +369,9 @@ def apply_site(
     return _checked(name, site, value, shape, seen).astype(dtype)
 
 
-def _change(site: Site, seen: jax.Array, shape: tuple[int | None, ...], context: Context | None) -> jax.Array:
+def _change(
+    site: Site, seen: jax.Array, shape: tuple[int | None, ...], context: Context | None
+) -> jax.Array:
     """Returns what an edit makes of the part's output, or what a stand-in makes of the
     part's input.
     """
@@ -372,7 +389,11 @@ def _in_context(site: NeedsContext, x: jax.Array, context: Context | None) -> ja
 
 
 def _checked(
-    name: str, site: Site, value: jax.Array | np.ndarray, shape: tuple[int | None, ...], x: jax.Array
+    name: str,
+    site: Site,
+    value: jax.Array | np.ndarray,
+    shape: tuple[int | None, ...],
+    x: jax.Array,
 ) -> jax.Array:
     """Returns the value. Raises ValueError for no floats, or another shape than the
     output's (None: any size).
@@ -381,12 +402,14 @@ def _checked(
     expected = tuple(given[-1] if size is None and given else size for size in shape)
     if given != expected:
         raise ValueError(
-            f"the {_role(site)} for site {name!r} returned shape {given} for an input of {x.shape}; expected "
-            f"{expected}."
+            f"the {_role(site)} for site {name!r} returned shape {given} for an input of "
+            f"{x.shape}; expected {expected}."
         )
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"the {_role(site)} for site {name!r} returned {value.dtype}; expected floats.")
+        raise ValueError(
+            f"the {_role(site)} for site {name!r} returned {value.dtype}; expected floats."
+        )
     return value
 
 
@@ -397,7 +420,8 @@ def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueErro
     if f"site {name!r}" in str(error):
         return ValueError(str(error))
     return ValueError(
-        f"the {_role(site)} for site {name!r} does not take its input {x.dtype} {list(x.shape)}: {first_line(error)}"
+        f"the {_role(site)} for site {name!r} does not take its input {x.dtype} {list(x.shape)}: "
+        f"{first_line(error)}"
     )
 
 

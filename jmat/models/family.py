@@ -36,11 +36,13 @@ class Transformer(nnx.Module):
         heads = f"{config.heads} heads of {config.head_width}"
         lines = [
             f"{self.name or 'Transformer'}: {kind} language model of the family {config.family}",
-            f"  {config.layers} blocks, width {config.width}, {heads}, feed-forward {config.ffn_width}",
+            f"  {config.layers} blocks, width {config.width}, {heads}, feed-forward "
+            f"{config.ffn_width}",
             f"  vocabulary {config.vocab_size:,}, up to {config.num_positions:,} positions",
             f"  {size:,} parameters, {bytes_ / 1e6:,.1f} MB, {self.embed.tokens.table.dtype}",
             f"  {'language-model head' if self.head is not None else 'no language-model head'}",
-            f"  sites: embed, block.0 … block.{config.layers - 1} and their parts, final_norm, logits (jmat.sites)",
+            f"  sites: embed, block.0 … block.{config.layers - 1} and their parts, final_norm, "
+            "logits (jmat.sites)",
         ]
         return "\n".join(lines)
 
@@ -48,14 +50,19 @@ class Transformer(nnx.Module):
 
     def _repr_html_(self) -> str:
         """Returns the same lines for a notebook; names out of files are escaped."""
-        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(printable(repr(self)))}</pre>'
+        return (
+            '<pre style="white-space: pre; overflow-x: '
+            f'auto">{html.escape(printable(repr(self)))}</pre>'
+        )
 
 
 def check_model(model: object) -> None:
     """Raises ValueError for what is no model."""
     if not isinstance(model, Transformer):
         hint = "jmat.load returns a model and its tokenizer: model, tokenizer = jmat.load(name)"
-        raise ValueError(f"model is of type {type(model).__name__}; expected a Transformer ({hint}).")
+        raise ValueError(
+            f"model is of type {type(model).__name__}; expected a Transformer ({hint})."
+        )
 
 
 Shape = tuple[int, ...]
@@ -68,11 +75,14 @@ class Layout(NamedTuple):
 
     load: Callable[[np.ndarray], tuple[np.ndarray, ...]]
     save: Callable[[tuple[np.ndarray, ...]], np.ndarray]
-    shape: Callable[[tuple[Shape, ...]], Shape]  # of the file's tensor, by the shapes of our parameters
+    # of the file's tensor, by the shapes of our parameters
+    shape: Callable[[tuple[Shape, ...]], Shape]
 
 
 PLAIN = Layout(lambda tensor: (tensor,), lambda params: params[0], lambda shapes: shapes[0])
-TRANSPOSED = Layout(lambda tensor: (tensor.T,), lambda params: params[0].T, lambda shapes: shapes[0][::-1])
+TRANSPOSED = Layout(
+    lambda tensor: (tensor.T,), lambda params: params[0].T, lambda shapes: shapes[0][::-1]
+)
 
 
 def fused(parts: int) -> Layout:
@@ -99,7 +109,9 @@ def interleaved(parts: int, heads: int) -> Layout:
         by_head = [param.T.reshape(heads, -1, *param.shape[:-1]) for param in params]
         return np.stack(by_head, axis=1).reshape(-1, *params[0].shape[:-1])
 
-    return Layout(load, save, lambda shapes: (sum(shape[-1] for shape in shapes), *shapes[0][-2::-1]))
+    return Layout(
+        load, save, lambda shapes: (sum(shape[-1] for shape in shapes), *shapes[0][-2::-1])
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +123,8 @@ class Key:
     file: str
     params: tuple[str, ...]
     layout: Layout = PLAIN
-    aliases: tuple[str, ...] = ()  # other names for the same tensor; the first present is read, copies are ignored
+    # other names for the same tensor; the first present is read, copies are ignored
+    aliases: tuple[str, ...] = ()
 
 
 def dense_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
@@ -126,8 +139,9 @@ def norm_keys(file: str, ours: str, *, bias: bool = True) -> list[Key]:
     return [scale, Key(f"{file}.bias", (f"{ours}.bias",))] if bias else [scale]
 
 
-# Heads for other tasks than predicting tokens, as transformers and trainers by rewards (`v_head`) store them.
-OTHER_HEADS = r"(score|classifier|pre_classifier|qa_outputs|multiple_choice_head|v_head|value_head|reward_head)\..*"
+# Heads for other tasks than predicting tokens, as transformers and trainers by rewards (`v_head`)
+# store them.
+OTHER_HEADS = r"(score|classifier|pre_classifier|qa_outputs|multiple_choice_head|v_head|value_head|reward_head)\..*"  # noqa: E501
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +155,14 @@ class Family:
     final_norm: Callable[..., Any]
     head: Callable[..., Any]
     keys: Callable[[ModelConfig], list[Key]]
-    prefixes: tuple[str, ...]  # of the keys of a model saved with a head (the first is written); a bare model's lack it
+    # of the keys of a model saved with a head (the first is written); a bare model's lack it
+    prefixes: tuple[str, ...]
     head_prefixes: tuple[str, ...]  # keys that never carry the prefix
-    tied: tuple[str, str]  # the head's and the embedding's keys, which are one tensor where the head is tied
+    # the head's and the embedding's keys, which are one tensor where the head is tied
+    tied: tuple[str, str]
     # Other names of config fields → the usual ones.
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    renamed: tuple[tuple[str, str], ...] = ()  # beginnings of keys (regular expressions) → what we call them
-    ignored: tuple[str, ...] = ()  # regular expressions of keys that hold no weights of ours, besides OTHER_HEADS
+    # beginnings of keys (regular expressions) → what we call them
+    renamed: tuple[tuple[str, str], ...] = ()
+    # regular expressions of keys that hold no weights of ours, besides OTHER_HEADS
+    ignored: tuple[str, ...] = ()

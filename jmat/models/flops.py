@@ -92,7 +92,11 @@ def token_exit_flops(
 
 
 def _reading_flops(
-    config: ModelConfig, exits: Int[ndarray, "S N"], check_every: int, words: int | None, mapped: bool
+    config: ModelConfig,
+    exits: Int[ndarray, "S N"],
+    check_every: int,
+    words: int | None,
+    mapped: bool,
 ) -> Float[ndarray, "S N"]:
     """Returns the work of the checks on the way and of the prediction itself."""
     jump = map_flops(config) if mapped else 0.0

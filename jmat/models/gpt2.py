@@ -19,10 +19,15 @@ class Embed(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.tokens = Embedding(config.vocab_size, config.width, std=config.init_std, rngs=rngs)
-        self.positions = Embedding(config.num_positions, config.width, std=config.init_std, rngs=rngs)
+        self.positions = Embedding(
+            config.num_positions, config.width, std=config.init_std, rngs=rngs
+        )
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        type_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T D"]:
         x = self.tokens(tokens) + self.positions(positions)
         # Hugging Face's GPT-2 reads type ids from the token table.
@@ -40,7 +45,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ln_2 = LayerNorm(config)
         self.ffn = FeedForward(config, out_std=out_std, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
         return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
 
@@ -72,8 +79,16 @@ def read_config(read: ConfigReader) -> ModelConfig:
         hf=read.to_json(),
     )
     summary = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout", "last_dropout")
-    # reorder_and_upcast_attn only moves rounding; n_ctx and n_special are old names of what other fields say.
-    neutral = ["reorder_and_upcast_attn", "n_ctx", "n_special", "predict_special_tokens", "afn", "is_decoder"]
+    # reorder_and_upcast_attn only moves rounding; n_ctx and n_special are old names of what other
+    # fields say.
+    neutral = [
+        "reorder_and_upcast_attn",
+        "n_ctx",
+        "n_special",
+        "predict_special_tokens",
+        "afn",
+        "is_decoder",
+    ]
     read.finish(neutral=[*neutral, *(f"summary_{name}" for name in summary)])
     return config
 
@@ -99,7 +114,10 @@ def keys(config: ModelConfig) -> list[Key]:
                 Key(f"{file}.mlp.c_fc.{kind}", (f"{ours}.ffn.up.{param}",)),
                 Key(f"{file}.mlp.c_proj.{kind}", (f"{ours}.ffn.down.{param}",)),
             ]
-        table += [*norm_keys(f"{file}.ln_1", f"{ours}.ln_1"), *norm_keys(f"{file}.ln_2", f"{ours}.ln_2")]
+        table += [
+            *norm_keys(f"{file}.ln_1", f"{ours}.ln_1"),
+            *norm_keys(f"{file}.ln_2", f"{ours}.ln_2"),
+        ]
     return table
 
 

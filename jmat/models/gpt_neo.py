@@ -43,7 +43,12 @@ def read_config(read: ConfigReader) -> ModelConfig:
         hf=read.to_json(),
     )
     summary = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
-    neutral = ["embed_dropout", "resid_dropout", "attention_dropout", *(f"summary_{name}" for name in summary)]
+    neutral = [
+        "embed_dropout",
+        "resid_dropout",
+        "attention_dropout",
+        *(f"summary_{name}" for name in summary),
+    ]
     read.finish(neutral=neutral, fixed={"attention_layers": (kinds,)})
     return config
 
@@ -64,7 +69,11 @@ def _attention_kinds(read: ConfigReader, layers: int) -> list[str]:
         sound = False
     if sound:
         return kinds
-    read.require(False, f"attention_types={shortened(types)} should name global or local for each of {layers} blocks")
+    read.require(
+        False,
+        f"attention_types={shortened(types)} should name global or local for each of {layers} "
+        "blocks",
+    )
     return ["global"] * layers
 
 
@@ -82,7 +91,9 @@ def keys(config: ModelConfig) -> list[Key]:
     for i in range(config.layers):
         file, ours = f"h.{i}", f"blocks.{i}"
         for part in "qkv":
-            table += dense_keys(f"{file}.attn.attention.{part}_proj", f"{ours}.attn.{part}", bias=False)
+            table += dense_keys(
+                f"{file}.attn.attention.{part}_proj", f"{ours}.attn.{part}", bias=False
+            )
         table += [
             *norm_keys(f"{file}.ln_1", f"{ours}.ln_1"),
             *dense_keys(f"{file}.attn.attention.out_proj", f"{ours}.attn.o"),

@@ -28,7 +28,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.parallel = config.parallel
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         mid = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
         return mid + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x if self.parallel else mid), tap)
 
@@ -38,7 +40,9 @@ def read_config(read: ConfigReader) -> ModelConfig:
     not implement.
     """
     width, heads = read.size("hidden_size", 6144), read.size("num_attention_heads", 64)
-    read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+    read.require(
+        width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
+    )
     num_positions = read.size("max_position_embeddings", 2048)
     theta, fraction = read.number("rotary_emb_base", 10000.0), read.number("rotary_pct", 0.25)
     bias = read.flag("attention_bias", True)
@@ -64,13 +68,19 @@ def read_config(read: ConfigReader) -> ModelConfig:
     )
     neutral = ["attention_dropout", "hidden_dropout", "is_decoder"]
     # Some versions of transformers write the same twice, under both names.
-    read.finish(neutral=neutral, fixed={"rope_theta": (None, theta), "partial_rotary_factor": (None, fraction)})
+    read.finish(
+        neutral=neutral,
+        fixed={"rope_theta": (None, theta), "partial_rotary_factor": (None, fraction)},
+    )
     return config
 
 
 def keys(config: ModelConfig) -> list[Key]:
     """Returns the checkpoint's tensors; q, k and v are fused head by head."""
-    table = [Key("embed_in.weight", ("embed.tokens.table",)), *norm_keys("final_layer_norm", "final_norm")]
+    table = [
+        Key("embed_in.weight", ("embed.tokens.table",)),
+        *norm_keys("final_layer_norm", "final_norm"),
+    ]
     if config.has_head and not config.tied_head:
         table.append(Key("embed_out.weight", ("head.out.kernel",), TRANSPOSED))
     for i in range(config.layers):

@@ -75,12 +75,21 @@ def prepare(
     array = on_host(inputs)
     is_tokens = jnp.issubdtype(array.dtype, jnp.integer)
     if is_tokens and (array.ndim != 2 or start > 0):
-        expected = "token ids [B, T]" if start == 0 else f"the stream [B, T, {config.width}] that enters block {start}"
+        expected = (
+            "token ids [B, T]"
+            if start == 0
+            else f"the stream [B, T, {config.width}] that enters block {start}"
+        )
         raise ValueError(f"inputs are {array.dtype} {array.shape}; expected {expected}.")
-    is_stream = array.ndim == 3 and array.shape[-1] == config.width and jnp.issubdtype(array.dtype, jnp.floating)
+    is_stream = (
+        array.ndim == 3
+        and array.shape[-1] == config.width
+        and jnp.issubdtype(array.dtype, jnp.floating)
+    )
     if not is_tokens and not is_stream:
         raise ValueError(
-            f"inputs are {array.dtype} {array.shape}; expected tokens [B, T] or a stream [B, T, {config.width}]."
+            f"inputs are {array.dtype} {array.shape}; expected tokens [B, T] or a stream [B, T, "
+            f"{config.width}]."
         )
     B, T = array.shape[:2]
     if B * T == 0:
@@ -89,7 +98,9 @@ def prepare(
     given = {name: on_host(value) for name, value in fields.items() if value is not None}
     for name, value in given.items():
         if value.shape != (B, T):
-            raise ValueError(f"{name} has shape {value.shape}; expected {(B, T)}, that of the tokens.")
+            raise ValueError(
+                f"{name} has shape {value.shape}; expected {(B, T)}, that of the tokens."
+            )
         if not jnp.issubdtype(value.dtype, np.bool_ if name == "mask" else jnp.integer):
             expected = "booleans, True where a token is real" if name == "mask" else "integers"
             raise ValueError(f"{name} is {value.dtype}; expected {expected}.")
@@ -99,7 +110,10 @@ def prepare(
         check_ids("token id", array, config.vocab_size)
     if "type_ids" in given:
         if not config.type_vocab_size:
-            raise ValueError(f"type_ids were given, but {config.family} models have no token types; leave them out.")
+            raise ValueError(
+                f"type_ids were given, but {config.family} models have no token types; leave them "
+                "out."
+            )
         check_ids("type id", given["type_ids"], config.type_vocab_size)
 
     given = {name: value.astype(np.int32) for name, value in given.items()}
@@ -126,13 +140,17 @@ def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> N
     if isinstance(ids, jax.Array) or ids.size == 0 or (ids.min() >= 0 and ids.max() < size):
         return
     where = tuple(int(axis) for axis in np.argwhere((ids < 0) | (ids >= size))[0])
-    raise ValueError(f"{what} {ids[where]} at {where} is outside the model's range 0 .. {size - 1}.")
+    raise ValueError(
+        f"{what} {ids[where]} at {where} is outside the model's range 0 .. {size - 1}."
+    )
 
 
-# --- positions --------------------------------------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------------------
 
 
-def _derive_positions(config: ModelConfig, segments: Values | None, rows: int, length: int) -> Values:
+def _derive_positions(
+    config: ModelConfig, segments: Values | None, rows: int, length: int
+) -> Values:
     """Returns the index of each token in its text. Raises ValueError for a text longer
     than the model's positions.
     """
@@ -147,7 +165,8 @@ def _derive_positions(config: ModelConfig, segments: Values | None, rows: int, l
     # A row may be longer than the model's positions, if none of the texts in it is.
     if longest > config.num_positions:
         raise ValueError(
-            f"a text has {longest} tokens; the model has positions for {config.num_positions}: cut the text."
+            f"a text has {longest} tokens; the model has positions for {config.num_positions}: cut "
+            "the text."
         )
     return positions
 
@@ -159,11 +178,14 @@ def text_positions(segments: Values) -> Values:
     Takes and gives numpy or JAX arrays [B, T], and needs no memory of T².
     """
     xp = jnp if isinstance(segments, jax.Array) else np
-    # The tokens of a text come together in a stable sort; each then counts from the first of its text.
+    # The tokens of a text come together in a stable sort; each then counts from the first of its
+    # text.
     order = xp.argsort(segments, axis=1, stable=True)
     text = xp.take_along_axis(segments, order, axis=1)
     index = xp.broadcast_to(xp.arange(segments.shape[1], dtype=np.int32), segments.shape)
-    is_first = xp.concatenate([xp.ones_like(text[:, :1], dtype=bool), text[:, 1:] != text[:, :-1]], axis=1)
+    is_first = xp.concatenate(
+        [xp.ones_like(text[:, :1], dtype=bool), text[:, 1:] != text[:, :-1]], axis=1
+    )
     start = xp.where(is_first, index, 0)
     start = jax.lax.cummax(start, axis=1) if xp is jnp else np.maximum.accumulate(start, axis=1)
     back = xp.argsort(order, axis=1, stable=True)
@@ -205,27 +227,38 @@ class Spans:
         """
         positions = on_host(positions)
         B = self.rows
-        shapes = {(), (B,)} | ({(len(positions), positions.shape[1])} if positions.ndim == 2 else set())
+        shapes = {(), (B,)} | (
+            {(len(positions), positions.shape[1])} if positions.ndim == 2 else set()
+        )
         fits = positions.shape in shapes and (positions.ndim < 2 or len(positions) in (1, B))
         if not fits or not jnp.issubdtype(positions.dtype, jnp.integer):
             raise ValueError(
-                f"{what} is {positions.dtype} {positions.shape}; expected integers [{B}] or [{B}, P], a number, or a "
-                "list of numbers for every row."
+                f"{what} is {positions.dtype} {positions.shape}; expected integers [{B}] or [{B}, "
+                "P], a number, or a list of numbers for every row."
             )
         shape = (B, *positions.shape[1:])
         if isinstance(positions, jax.Array) or isinstance(self.segments, jax.Array):
             if not isinstance(positions, jax.Array):
-                check_ids(f"{what} position", np.where(positions < 0, -1 - positions, positions), self.length)
-            return _columns_on_device(jnp.asarray(positions), self.segments, self.length, shape, int(empty))
-        first, count = (side.reshape(B, *[1] * (len(shape) - 1)) for side in _ends(self.segments, self.length, B))
+                check_ids(
+                    f"{what} position",
+                    np.where(positions < 0, -1 - positions, positions),
+                    self.length,
+                )
+            return _columns_on_device(
+                jnp.asarray(positions), self.segments, self.length, shape, int(empty)
+            )
+        first, count = (
+            side.reshape(B, *[1] * (len(shape) - 1))
+            for side in _ends(self.segments, self.length, B)
+        )
         positions = np.broadcast_to(positions, shape)
         outside = ((positions < -count) | (positions >= count)) & ((count > 0) | (positions != 0))
         if outside.any():
             where = tuple(int(axis) for axis in np.argwhere(outside)[0])
             size = int(count.ravel()[where[0]])
             raise ValueError(
-                f"{what} position {positions[where]} at {where} is outside the text of row {where[0]}, which has "
-                f"{size} tokens: expected {-size} .. {size - 1}."
+                f"{what} position {positions[where]} at {where} is outside the text of row "
+                f"{where[0]}, which has {size} tokens: expected {-size} .. {size - 1}."
             )
         columns = first + np.where(positions < 0, count + positions, positions)
         return np.where(count > 0, columns, empty).astype(np.int32)
@@ -239,7 +272,8 @@ def _ends(segments: Values | None, length: int, rows: int) -> tuple[Values, Valu
         return np.zeros(rows, np.int32), np.full(rows, length, np.int32)
     real = segments > 0
     first, after = real.argmax(axis=1), length - real[:, ::-1].argmax(axis=1)
-    count = (after - first) * real.any(axis=1).astype(first.dtype)  # 0 for a row without real tokens
+    # 0 for a row without real tokens
+    count = (after - first) * real.any(axis=1).astype(first.dtype)
     return first.astype(np.int32), count.astype(np.int32)
 
 
@@ -248,17 +282,20 @@ def _columns_on_device(
     positions: Array, segments: Values | None, length: int, shape: tuple[int, ...], empty: int
 ) -> jax.Array:
     first, count = (
-        jnp.asarray(side).reshape(-1, *[1] * (len(shape) - 1)) for side in _ends(segments, length, shape[0])
+        jnp.asarray(side).reshape(-1, *[1] * (len(shape) - 1))
+        for side in _ends(segments, length, shape[0])
     )
     positions = jnp.broadcast_to(positions.astype(jnp.int32), shape)
     columns = first + jnp.where(positions < 0, count + positions, positions)
     return jnp.where((positions < count) & (positions >= -count), columns, jnp.int32(empty))
 
 
-# --- padding ----------------------------------------------------------------------------------------------------------
+# --- padding --------------------------------------------------------------------------------------
 
 
-def _padded(config: ModelConfig, arrays: dict[str, np.ndarray], *, pad_rows: bool) -> dict[str, np.ndarray]:
+def _padded(
+    config: ModelConfig, arrays: dict[str, np.ndarray], *, pad_rows: bool
+) -> dict[str, np.ndarray]:
     """Returns the arrays with rows padded on the right to one of few lengths, and few
     rows to one of few numbers.
     """
@@ -270,14 +307,17 @@ def _padded(config: ModelConfig, arrays: dict[str, np.ndarray], *, pad_rows: boo
     if (rows, length) == (B, T):
         return arrays
     if "segments" not in arrays and not config.causal:
-        # Nothing that a causal model reads lies to the right; in other models padding must be marked.
+        # Nothing that a causal model reads lies to the right; in other models padding must be
+        # marked.
         arrays = arrays | {"segments": np.ones((B, T), np.int32)}
     # Padding is token 0 at position 0 of no segment.
     return {name: np.pad(value, ((0, rows - B), (0, length - T))) for name, value in arrays.items()}
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "length", "axes"))
-def cut(values: list[jax.Array], *, rows: int, length: int, axes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+def cut(
+    values: list[jax.Array], *, rows: int, length: int, axes: tuple[tuple[int, ...], ...]
+) -> list[jax.Array]:
     """Returns values without the padding of `prepare`: the first `rows` rows, and
     `length` along the axes of each.
     """

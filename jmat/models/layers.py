@@ -16,7 +16,7 @@ from jmat.models.config import ModelConfig
 from jmat.models.edits import IgnoresPadding
 from jmat.models.tap import UNTAPPED, Tap
 
-# --- pure functions ---------------------------------------------------------------------------------------------------
+# --- pure functions -------------------------------------------------------------------------------
 
 
 def erf_gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -61,7 +61,10 @@ def dense(
 
 
 def layer_norm(
-    x: Float[Array, "*batch D"], scale: Float[Array, " D"] | None, bias: Float[Array, " D"] | None, eps: float
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, " D"] | None,
+    bias: Float[Array, " D"] | None,
+    eps: float,
 ) -> Float[Array, "*batch D"]:
     """Returns `(x − mean) / sqrt(var + eps) * scale + bias`, with var = mean((x −
     mean)²), in float32.
@@ -76,14 +79,16 @@ def layer_norm(
     return normed.astype(x.dtype)
 
 
-def rms_norm(x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*batch D"]:
+def rms_norm(
+    x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float
+) -> Float[Array, "*batch D"]:
     """Returns `x / sqrt(mean(x²) + eps) * scale`, in float32 (Zhang and Sennrich 2019)."""
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-# --- shells -----------------------------------------------------------------------------------------------------------
+# --- shells ---------------------------------------------------------------------------------------
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
@@ -100,7 +105,9 @@ class Dense(nnx.Module, IgnoresPadding):
     def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch O"]:
         return dense(x, self.kernel[...], None if self.bias is None else self.bias[...])
 
-    def columns(self, x: Float[Array, "*batch I"], which: slice | Int[np.ndarray, " o"]) -> Float[Array, "*batch o"]:
+    def columns(
+        self, x: Float[Array, "*batch I"], which: slice | Int[np.ndarray, " o"]
+    ) -> Float[Array, "*batch o"]:
         """Returns some of the outputs, at their share of the cost."""
         return dense(x, self.kernel[:, which], None if self.bias is None else self.bias[which])
 
@@ -166,7 +173,9 @@ class FeedForward(nnx.Module, IgnoresPadding):
         self.down = Dense(F, D, std=out_std, rngs=rngs, bias=bias)
         self.activation = config.activation
 
-    def __call__(self, x: Float[Array, "*batch D"], tap: Tap = UNTAPPED) -> Float[Array, "*batch D"]:
+    def __call__(
+        self, x: Float[Array, "*batch D"], tap: Tap = UNTAPPED
+    ) -> Float[Array, "*batch D"]:
         shape = (*x.shape[:-1], self.up.kernel.shape[1])
         return self.down(tap("ffn.hidden", self.hidden, x, shape=shape))
 
@@ -189,7 +198,11 @@ class Head(nnx.Module, IgnoresPadding):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         D, E, std = config.width, config.embed_width or config.width, config.init_std
         self.project = Dense(D, E, std=std, rngs=rngs, bias=False) if E != D else None
-        self.out = None if config.tied_head else Dense(E, config.vocab_size, std=std, rngs=rngs, bias=False)
+        self.out = (
+            None
+            if config.tied_head
+            else Dense(E, config.vocab_size, std=std, rngs=rngs, bias=False)
+        )
 
     def __call__(
         self,

@@ -29,7 +29,10 @@ class Embed(nnx.Module):
         self.scale = config.embed_scale
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        type_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T D"]:
         del positions, type_ids
         return self.scale * self.tokens(tokens)
@@ -44,13 +47,16 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ln_2 = RMSNorm(config)
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
         return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
 
 
-# What a config.json that leaves a field out means: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
-# num_attention_heads, num_key_value_heads, max_position_embeddings, head_dim, hidden_act.
+# What a config.json that leaves a field out means: vocab_size, hidden_size, intermediate_size,
+# num_hidden_layers, num_attention_heads, num_key_value_heads, max_position_embeddings, head_dim,
+# hidden_act.
 _DEFAULTS: Mapping[str, tuple[int, int, int, int, int, int | None, int, int | None, str]] = {
     "llama": (32000, 4096, 11008, 32, 32, None, 2048, None, "silu"),
     "mistral": (32000, 4096, 14336, 32, 32, 8, 131072, None, "silu"),
@@ -68,18 +74,30 @@ def read_config(read: ConfigReader) -> ModelConfig:
     """
     family = read.hf["model_type"]
     is_gemma = family == "gemma"
-    vocab_size, width, ffn_width, layers, heads, kv_heads, num_positions, head_width, activation = _DEFAULTS[family]
+    vocab_size, width, ffn_width, layers, heads, kv_heads, num_positions, head_width, activation = (
+        _DEFAULTS[family]
+    )
     width, heads = read.size("hidden_size", width), read.size("num_attention_heads", heads)
     layers = read.blocks("num_hidden_layers", layers)
     num_positions = read.size("max_position_embeddings", num_positions)
     # A null is not a missing field: it means one key-value head per head.
-    kv_heads = read.size("num_key_value_heads", heads if "num_key_value_heads" in read.hf else kv_heads or heads)
-    read.require(heads % kv_heads == 0, f"num_attention_heads={heads} is not a multiple of {kv_heads} key-value heads")
+    kv_heads = read.size(
+        "num_key_value_heads", heads if "num_key_value_heads" in read.hf else kv_heads or heads
+    )
+    read.require(
+        heads % kv_heads == 0,
+        f"num_attention_heads={heads} is not a multiple of {kv_heads} key-value heads",
+    )
     if read.get("head_dim", head_width) is None:
-        read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+        read.require(
+            width % heads == 0,
+            f"hidden_size={width} is not a multiple of num_attention_heads={heads}",
+        )
     head_width = read.size("head_dim", head_width or max(width // heads, 1))
     rotary = read_rotary(read, head_width, num_positions)
-    read.require(rotary.width == head_width, f"partial_rotary_factor is not implemented for {family}")
+    read.require(
+        rotary.width == head_width, f"partial_rotary_factor is not implemented for {family}"
+    )
     activation = read.choice("hidden_act", activation, ACTIVATIONS)
     bias = family in ("llama", "qwen3", "gemma") and read.flag("attention_bias", False)
     config = ModelConfig(
@@ -128,18 +146,29 @@ def _windows(read: ConfigReader, family: str, layers: int, num_positions: int) -
     """Returns each block's attention window; () where no block has one that a text can
     exceed.
     """
-    slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window", False))
+    slides = family == "mistral" or (
+        family in ("qwen2", "qwen3") and read.flag("use_sliding_window", False)
+    )
     if not slides or read.hf.get("sliding_window", 4096) is None:
         return ()
-    window = {"sliding_attention": read.size("sliding_window", 4096), "full_attention": num_positions}
+    window = {
+        "sliding_attention": read.size("sliding_window", 4096),
+        "full_attention": num_positions,
+    }
     first = 0 if family == "mistral" else read.number("max_window_layers", 28.0)
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if family != "mistral":
         kinds = read.get("layer_types", kinds)
     names = tuple(window)
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in names for kind in kinds)
+    ):
         read.require(
-            False, f"layer_types={shortened(kinds)} should name {' or '.join(names)} for each of {layers} blocks"
+            False,
+            f"layer_types={shortened(kinds)} should name {' or '.join(names)} for each of {layers} "
+            "blocks",
         )
         return ()
     windows = tuple(window[kind] for kind in kinds)
@@ -158,13 +187,19 @@ def keys(config: ModelConfig) -> list[Key]:
         file, ours = f"layers.{i}", f"blocks.{i}"
         table += norm_keys(f"{file}.input_layernorm", f"{ours}.ln_1", bias=False)
         for part in "qkv":
-            table += dense_keys(f"{file}.self_attn.{part}_proj", f"{ours}.attn.{part}", bias=config.qkv_bias)
+            table += dense_keys(
+                f"{file}.self_attn.{part}_proj", f"{ours}.attn.{part}", bias=config.qkv_bias
+            )
         table += dense_keys(f"{file}.self_attn.o_proj", f"{ours}.attn.o", bias=config.out_bias)
         for part in "qk" if config.qk_norm else "":
-            table += norm_keys(f"{file}.self_attn.{part}_norm", f"{ours}.attn.{part}_norm", bias=False)
+            table += norm_keys(
+                f"{file}.self_attn.{part}_norm", f"{ours}.attn.{part}_norm", bias=False
+            )
         table += norm_keys(f"{file}.post_attention_layernorm", f"{ours}.ln_2", bias=False)
         for part in ("gate", "up", "down"):
-            table += dense_keys(f"{file}.mlp.{part}_proj", f"{ours}.ffn.{part}", bias=config.ffn_bias)
+            table += dense_keys(
+                f"{file}.mlp.{part}_proj", f"{ours}.ffn.{part}", bias=config.ffn_bias
+            )
     return table
 
 

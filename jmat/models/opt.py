@@ -23,11 +23,16 @@ class Embed(nnx.Module):
         D, E, std = config.width, config.embed_width or config.width, config.init_std
         self.tokens = Embedding(config.vocab_size, E, std=std, rngs=rngs)
         self.project = Dense(E, D, std=std, rngs=rngs, bias=False) if E != D else None
-        self.positions = Embedding(config.num_positions + config.position_offset, D, std=std, rngs=rngs)
+        self.positions = Embedding(
+            config.num_positions + config.position_offset, D, std=std, rngs=rngs
+        )
         self.offset = config.position_offset
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], type_ids: Int[Array, "B T"] | None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        type_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T D"]:
         del type_ids
         x = self.tokens(tokens)
@@ -45,7 +50,9 @@ class Block(nnx.Module, NeedsContext, IgnoresPadding):
         self.ffn = FeedForward(config, out_std=config.init_std, rngs=rngs)
         self.pre_norm = config.pre_norm
 
-    def __call__(self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, tap: Tap = UNTAPPED
+    ) -> Float[Array, "B T D"]:
         if self.pre_norm:
             x = tap.read("mid", x + tap("attn", self.attn, tap("ln_1", self.ln_1, x), context, tap))
             return x + tap("ffn", self.ffn, tap("ln_2", self.ln_2, x), tap)
@@ -65,7 +72,9 @@ def read_config(read: ConfigReader) -> ModelConfig:
     implement.
     """
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
-    read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+    read.require(
+        width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
+    )
     pre_norm, bias = read.flag("do_layer_norm_before", True), read.flag("enable_bias", True)
     removed = read.flag("_remove_final_layer_norm", False)
     config = ModelConfig(
@@ -116,7 +125,9 @@ def keys(config: ModelConfig) -> list[Key]:
     for i in range(config.layers):
         file, ours = f"layers.{i}", f"blocks.{i}"
         for part in "qkv":
-            table += dense_keys(f"{file}.self_attn.{part}_proj", f"{ours}.attn.{part}", bias=config.qkv_bias)
+            table += dense_keys(
+                f"{file}.self_attn.{part}_proj", f"{ours}.attn.{part}", bias=config.qkv_bias
+            )
         table += [
             *norm(f"{file}.self_attn_layer_norm", f"{ours}.ln_1"),
             *dense_keys(f"{file}.self_attn.out_proj", f"{ours}.attn.o", bias=config.out_bias),

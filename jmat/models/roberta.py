@@ -17,10 +17,15 @@ def read_config(read: ConfigReader) -> ModelConfig:
     """
     family = read.hf["model_type"]
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
-    read.require(width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+    read.require(
+        width % heads == 0, f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
+    )
     offset = 1 + read.size("pad_token_id", 1, least=0)
     rows = read.size("max_position_embeddings", 512)
-    read.require(rows > offset, f"max_position_embeddings={rows} leaves no position after pad_token_id={offset - 1}")
+    read.require(
+        rows > offset,
+        f"max_position_embeddings={rows} leaves no position after pad_token_id={offset - 1}",
+    )
     config = ModelConfig(
         family=family,
         vocab_size=read.size("vocab_size", 50265 if family == "roberta" else 30522),
@@ -48,7 +53,10 @@ def keys(config: ModelConfig) -> list[Key]:
     """Returns the checkpoint's tensors."""
     table = encoder_keys(config)
     if config.has_head:
-        table += [*dense_keys("lm_head.dense", "head.dense"), *norm_keys("lm_head.layer_norm", "head.norm")]
+        table += [
+            *dense_keys("lm_head.dense", "head.dense"),
+            *norm_keys("lm_head.layer_norm", "head.norm"),
+        ]
         table += decoder_keys(config, "lm_head.bias", "lm_head.decoder")
     return table
 

@@ -9,8 +9,8 @@ The names are the same for every architecture; `i` counts blocks from 0, `h` hea
 | `block.{i}.ln_1`, `.ln_2` | output [B, T, D] of the first and second norm | the norm's input |
 | `block.{i}.attn`, `.ffn` | output [B, T, D] of the part, before the residual add | its input |
 | `block.{i}.attn.q` | queries [B, T, H, K], before norms and rotary positions | attention's input |
-| `block.{i}.attn.k`, `.attn.v` | keys, values [B, T, G, K], likewise; G: `kv_heads` | attention's input |
-| `block.{i}.attn.scores` | `scale · q kᵀ + bias` [B, H, T, T], before the mask | attention's input |
+| `block.{i}.attn.k`, `.attn.v` | keys, values [B, T, G, K], G = `kv_heads` | attention's input |
+| `block.{i}.attn.scores` | `scale · q kᵀ + bias` [B, H, T, T], unmasked | attention's input |
 | `block.{i}.attn.pattern` | their softmax [B, H, T, T] (query, key) | the masked scores |
 | `block.{i}.attn.z` | all heads' outputs [B, T, H, K], before projection | attention's input |
 | `block.{i}.attn.head.{h}` | one head of `attn.z`, [B, T, K] | attention's input |
@@ -80,7 +80,11 @@ def readable(layers: int, heads: int) -> dict[str, None]:
     (an ordered set).
     """
     parts = (*_READABLE, *(f"attn.head.{h}" for h in range(heads)))
-    blocks = [name for i in range(layers) for name in (*(f"block.{i}.{part}" for part in parts), f"block.{i}")]
+    blocks = [
+        name
+        for i in range(layers)
+        for name in (*(f"block.{i}.{part}" for part in parts), f"block.{i}")
+    ]
     return dict.fromkeys(["embed", *blocks, "final_norm.in", "final_norm", "logits"])
 
 
@@ -89,7 +93,9 @@ def replaceable(layers: int, heads: int) -> dict[str, None]:
     """Returns all names that `sites=` takes for a model of this many blocks and heads
     (an ordered set).
     """
-    return dict.fromkeys(name for name in readable(layers, heads) if not name.endswith((".in", ".mid")))
+    return dict.fromkeys(
+        name for name in readable(layers, heads) if not name.endswith((".in", ".mid"))
+    )
 
 
 def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tuple[int, ...]:
@@ -111,7 +117,10 @@ def place_shape(site: str, config: ModelConfig, length: int | None = None) -> tu
         return (G, K)
     if is_square(site):
         if length is None:
-            raise ValueError(f"site {site!r} has a value for every key: its shape depends on the length of the rows.")
+            raise ValueError(
+                f"site {site!r} has a value for every key: its shape depends on the length of the "
+                "rows."
+            )
         return (H, length)
     return (config.ffn_width,) if site.endswith(".ffn.hidden") else (config.width,)
 
@@ -125,7 +134,9 @@ def width(site: str, config: ModelConfig) -> int:
     """
     if is_square(site) or len(place_shape(site, config)) > 1:
         head = site.rpartition(".")[0] + ".head.0"
-        raise ValueError(f"site {site!r} has more than a vector at each token; expected one such as {head!r}.")
+        raise ValueError(
+            f"site {site!r} has more than a vector at each token; expected one such as {head!r}."
+        )
     return place_shape(site, config)[0]
 
 
@@ -136,7 +147,7 @@ def is_square(site: str) -> bool:
     return site.endswith(("attn.scores", "attn.pattern"))
 
 
-# --- names and patterns -----------------------------------------------------------------------------------------------
+# --- names and patterns ---------------------------------------------------------------------------
 
 
 def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> None:
@@ -152,10 +163,14 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
     if replace and name in readable(L, H):
         if name.endswith(".mid"):
             raise ValueError(
-                f"site {name!r} is a sum: it can be kept, not replaced; change {name[:-3] + 'attn'!r}, which is added "
-                f"there, or {name[:-4]!r}, the whole block, instead."
+                f"site {name!r} is a sum: it can be kept, not replaced; change "
+                f"{name[:-3] + 'attn'!r}, which is added there, or {name[:-4]!r}, the whole block, "
+                "instead."
             )
-        raise ValueError(f"site {name!r} is an input: it can be kept, not replaced; replace {name[:-3]!r} instead.")
+        raise ValueError(
+            f"site {name!r} is an input: it can be kept, not replaced; replace {name[:-3]!r} "
+            "instead."
+        )
     block, number, *_ = [*str(name).split("."), ""]
     if block == "block" and number.isdecimal() and int(number) >= L:
         raise ValueError(f"unknown site {name!r}: the model has the blocks 0 .. {L - 1}.")
@@ -163,12 +178,16 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     parts = ", ".join(f"block.{{i}}.{part}" for part in (_CHANGEABLE if replace else _READABLE))
     raise ValueError(
-        f"unknown site {name!r}.{hint} Valid for this model: embed, {parts}, block.{{i}}.attn.head.{{h}}, block.{{i}} "
-        f"(i = 0..{L - 1}, h = 0..{H - 1}), {'' if replace else 'final_norm.in, '}final_norm, logits."
+        f"unknown site {name!r}.{hint} Valid for this model: embed, {parts}, "
+        "block.{i}.attn.head.{h}, block.{i} "
+        f"(i = 0..{L - 1}, h = 0..{H - 1}), "
+        f"{'' if replace else 'final_norm.in, '}final_norm, logits."
     )
 
 
-def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop: int) -> tuple[str, ...]:
+def kept_names(
+    keep: str | Iterable[str], config: ModelConfig, start: int, stop: int
+) -> tuple[str, ...]:
     """Returns the sites that `keep=` names, each once, in the order asked for.
 
     Those that one pattern matches come in the order of computation. Raises ValueError
@@ -176,7 +195,9 @@ def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop:
     `start` .. `stop − 1`.
     """
     if not isinstance(keep, Iterable):
-        raise ValueError(f"keep is {type(keep).__name__}; expected the name of a site, or several names.")
+        raise ValueError(
+            f"keep is {type(keep).__name__}; expected the name of a site, or several names."
+        )
     asked = (keep,) if isinstance(keep, str) else tuple(keep)
     names: dict[str, None] = {}
     for name in asked:
@@ -188,7 +209,9 @@ def kept_names(keep: str | Iterable[str], config: ModelConfig, start: int, stop:
     return tuple(names)
 
 
-def named_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int) -> dict[str, Site]:
+def named_sites(
+    sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int
+) -> dict[str, Site]:
     """Returns `sites=` with a key for every site that its keys match.
 
     A key without `*` goes before any pattern. Raises ValueError for names that are no
@@ -199,7 +222,8 @@ def named_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: in
         return {}
     if not isinstance(sites, Mapping):
         raise ValueError(
-            f"sites is {type(sites).__name__}; expected a dict from names to edits or to what stands in for them."
+            f"sites is {type(sites).__name__}; expected a dict from names to edits or to what "
+            "stands in for them."
         )
     exact = {name: site for name, site in sites.items() if not _is_pattern(name)}
     check_names(exact, config, replace=True)
@@ -208,7 +232,10 @@ def named_sites(sites: Mapping[str, Site] | None, config: ModelConfig, start: in
         for name in _matching(pattern, config, start, stop, replace=True):
             if name not in exact and name in by_pattern:
                 both = " and ".join(sorted(map(repr, (pattern, by_pattern[name]))))
-                raise ValueError(f"sites {both} both match {name!r}; name that site by itself, or narrow one of them.")
+                raise ValueError(
+                    f"sites {both} both match {name!r}; name that site by itself, or narrow one of "
+                    "them."
+                )
             by_pattern[name] = pattern
     return {name: sites[pattern] for name, pattern in by_pattern.items()} | exact
 
@@ -218,7 +245,9 @@ def _is_pattern(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _matching(pattern: str, config: ModelConfig, start: int, stop: int, *, replace: bool) -> tuple[str, ...]:
+def _matching(
+    pattern: str, config: ModelConfig, start: int, stop: int, *, replace: bool
+) -> tuple[str, ...]:
     """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`. Raises
     ValueError where none does.
     """
@@ -232,12 +261,16 @@ def _matching(pattern: str, config: ModelConfig, start: int, stop: int, *, repla
         return reached
     if matching:
         raise ValueError(
-            f"no site that {pattern!r} matches is reached when blocks {start} .. {stop - 1} of {L} are run."
+            f"no site that {pattern!r} matches is reached when blocks {start} .. {stop - 1} of {L} "
+            "are run."
         )
     # With the stars as numbers, the nearest names can be found.
     near = difflib.get_close_matches(pattern.replace("*", "0"), valid, n=3)
     hint = f" Near it are {' and '.join(map(repr, near))}." if near else ""
-    raise ValueError(f"no site of this model that can be {'changed' if replace else 'kept'} matches {pattern!r}.{hint}")
+    raise ValueError(
+        f"no site of this model that can be {'changed' if replace else 'kept'} matches "
+        f"{pattern!r}.{hint}"
+    )
 
 
 def is_reached(name: str, start: int, stop: int, layers: int) -> bool:

@@ -31,7 +31,9 @@ def run_embed(
 ) -> Float[Array, "B T D"]:
     """Returns h_0 of tokens, or what a site makes of it."""
     whole, width = _whole(model), model.config.width
-    return settled(_embed(model.embed, tokens, context, type_ids, site, width=width, whole=whole), whole)
+    return settled(
+        _embed(model.embed, tokens, context, type_ids, site, width=width, whole=whole), whole
+    )
 
 
 def run_block(
@@ -52,21 +54,27 @@ def run_block(
     """
     context, whole = context._replace(layer=np.int32(i)), _whole(model)
     with _name_block(i):
-        return settled(_block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole)
+        return settled(
+            _block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole
+        )
 
 
-def final_norm(model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch D"]:
+def final_norm(
+    model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]
+) -> Float[Array, "*batch D"]:
     """Returns the stream as the head reads it: x itself for a model without final norm."""
     return settled(_norm(model.final_norm, x, sites.get("final_norm")), _whole(model))
 
 
-def unembed(model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]) -> Float[Array, "*batch V"]:
+def unembed(
+    model: Transformer, x: Float[Array, "*batch D"], sites: Mapping[str, Site]
+) -> Float[Array, "*batch V"]:
     """Returns what the head alone makes of x. Raises ValueError if the model has none."""
     site = sites.get("logits")
     if model.head is None and (site is None or is_edit(site)):
         raise ValueError(
-            f"this {model.config.family} checkpoint has no language-model head, so it makes no predictions; "
-            "load one saved with its head (for BERT: BertForMaskedLM)."
+            f"this {model.config.family} checkpoint has no language-model head, so it makes no "
+            "predictions; load one saved with its head (for BERT: BertForMaskedLM)."
         )
     table, vocab_size = model.embed.tokens.table[...], model.config.vocab_size
     return settled(_head(model.head, x, table, site, vocab_size=vocab_size), _whole(model))

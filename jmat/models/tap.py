@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 from jmat.models.edits import Context, apply_site, is_edit
 from jmat.models.sites import Site, gather, is_square
 
-# A block itself, in contrast to its parts, is called so inside the jitted program that all blocks share.
+# A block itself, in contrast to its parts, is called so inside the jitted program that all blocks
+# share.
 BLOCK = ""
 
 
@@ -56,7 +57,9 @@ class Tap:
                 self._used.add(name)
                 compute = partial(part, x, *arguments)
                 site = self._sites[name]
-                y = apply_site(_full(name), site, compute, x, shape or x.shape, dtype or x.dtype, self._context)
+                y = apply_site(
+                    _full(name), site, compute, x, shape or x.shape, dtype or x.dtype, self._context
+                )
             else:
                 y = part(x, *arguments)
         return self.read(name, y)
@@ -66,7 +69,9 @@ class Tap:
         them and a dot, is asked for.
         """
         beginnings = tuple(f"{name}." for name in names)
-        return any(name in names or name.startswith(beginnings) for name in (*self._keep, *self._sites))
+        return any(
+            name in names or name.startswith(beginnings) for name in (*self._keep, *self._sites)
+        )
 
     def replaces(self, name: str) -> bool:
         """Returns whether something stands in for a part, so that it need not be
@@ -89,8 +94,8 @@ class Tap:
         unreached = (self._keep - self._kept.keys()) | (self._sites.keys() - self._used)
         if unreached:
             raise ValueError(
-                f"site {_full(min(unreached))!r} is never reached: the part of the block that holds it is "
-                "replaced, and so not computed."
+                f"site {_full(min(unreached))!r} is never reached: the part of the block that "
+                "holds it is replaced, and so not computed."
             )
         return self._kept
 

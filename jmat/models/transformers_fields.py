@@ -6,9 +6,9 @@ import functools
 
 from jmat.runtime.transformers_package import transformers_package
 
-# Read by code of transformers that all models share, or by a model's own code, though no config class declares them; or
-# popped from config.json before its class sees it. `tests/test_foreign_fields.py` holds this list against the source of
-# the installed transformers.
+# Read by code of transformers that all models share, or by a model's own code, though no config
+# class declares them; or popped from config.json before its class sees it.
+# `tests/test_foreign_fields.py` holds this list against the source of the installed transformers.
 READ_UNDECLARED = frozenset(
     """
     attention_chunk_size attribute_map chain_hidden_post_norm decoder device_map distributed_config

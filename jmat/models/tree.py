@@ -65,7 +65,12 @@ def tree(model: Transformer) -> str:
       gpt2-docs: 4,364,160 parameters, float32
     """
     check_model(model)
-    parts = [_part("embed", model.embed), *_blocks(model), _part("final_norm", model.final_norm), _head(model)]
+    parts = [
+        _part("embed", model.embed),
+        *_blocks(model),
+        _part("final_norm", model.final_norm),
+        _head(model),
+    ]
     lines = list(_lines(parts))
     wide, words, size = (max(len(line[k]) for line in lines) for k in range(3))
     total = sum(part.blocks * part.size for part in parts)
@@ -80,7 +85,9 @@ def _part(name: str, module: nnx.Module, words: Sequence[str] = ()) -> _Part:
     parts = tuple(_part(key, value) for key, value in own if isinstance(value, nnx.Module))
     shapes = [f"{key} {' × '.join(f'{n:,}' for n in array.shape)}" for key, array in arrays.items()]
     size = sum(array.size for array in arrays.values()) + sum(part.size for part in parts)
-    return _Part(name, ", ".join([*shapes, *words]) or ("" if parts else "no parameters"), size, parts)
+    return _Part(
+        name, ", ".join([*shapes, *words]) or ("" if parts else "no parameters"), size, parts
+    )
 
 
 def _place(name: str) -> tuple[int, str]:

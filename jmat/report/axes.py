@@ -45,8 +45,13 @@ class LayerLocator(Locator):
         assert figure is not None
         length = panel.bbox.width if across else panel.bbox.height
         room = length * 72 / figure.dpi / max(abs(vmax - vmin), 1e-9)  # points between layers
-        step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 25) if s * room >= wanted), last + 1)
-        places = [float(place) for place in range(first, last, step) if (last - place) * room >= wanted]
+        step = next(
+            (s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 25) if s * room >= wanted),
+            last + 1,
+        )
+        places = [
+            float(place) for place in range(first, last, step) if (last - place) * room >= wanted
+        ]
         return [*places, float(last)]
 
 

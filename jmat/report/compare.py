@@ -71,7 +71,9 @@ def compare(
         raise ValueError("there is no run to draw; give a list of results.")
     headings = [_heading(run) for run in runs] if names is None else [plain(name) for name in names]
     if len(headings) != len(runs):
-        raise ValueError(f"names has {len(headings)} headings; expected one for each of {len(runs)} runs.")
+        raise ValueError(
+            f"names has {len(headings)} headings; expected one for each of {len(runs)} runs."
+        )
     drawn = [_plot_of(run, plot) for run in runs]
     if panels is None:
         shown = (panel.get_label() for each in drawn for panel in each(title="").axes)
@@ -114,7 +116,10 @@ def _plot_of(run: Run | Content, plot: Plot | str | None) -> Plot:
             return lambda **drawing: plot(content, **drawing)
         return lambda **drawing: run.plot(plot, **drawing)
     if not callable(plot):
-        raise ValueError("what read_results returns does not know its figure: give the plot function of its study.")
+        raise ValueError(
+            "what read_results returns does not know its figure: give the plot function of its "
+            "study."
+        )
     return lambda **drawing: plot(run, **drawing)
 
 
@@ -139,7 +144,9 @@ def _share_colour_bar(row: Sequence[Axes]) -> None:
     label = bars[0].ax.get_ylabel()
     for bar in bars:
         bar.remove()
-    row[0].figure.colorbar(bars[0].mappable, ax=list(row), label=label, format=plain_number(), pad=0.02)
+    row[0].figure.colorbar(
+        bars[0].mappable, ax=list(row), label=label, format=plain_number(), pad=0.02
+    )
 
 
 def _share_scale(row: Sequence[Axes]) -> None:

@@ -133,14 +133,19 @@ def draw(
         return _draw_new(panels, layout, title, inches)
 
 
-def _draw_into(ax: Axes, panels: Mapping[str, Panel], layout: Layout, title: str | None, width: Width) -> Figure:
+def _draw_into(
+    ax: Axes, panels: Mapping[str, Panel], layout: Layout, title: str | None, width: Width
+) -> Figure:
     """Draws the only panel into axes; returns their figure."""
     if width is not None:
-        raise ValueError(f"width={width!r} sizes a new figure, and ax= is in a figure already: leave one of them out.")
+        raise ValueError(
+            f"width={width!r} sizes a new figure, and ax= is in a figure already: leave one of "
+            "them out."
+        )
     if len(panels) != 1:
         raise ValueError(
-            f"the figure has the panels {', '.join(panels)}, and ax= holds one: choose it with panel=, such as "
-            f"panel={next(iter(panels))!r}."
+            f"the figure has the panels {', '.join(panels)}, and ax= holds one: choose it with "
+            f"panel=, such as panel={next(iter(panels))!r}."
         )
     ((name, panel),) = panels.items()
     figure, before = ax.get_figure(root=True), len(ax.collections)
@@ -157,14 +162,20 @@ def _draw_into(ax: Axes, panels: Mapping[str, Panel], layout: Layout, title: str
     return figure
 
 
-def _draw_new(panels: Mapping[str, Panel], layout: Layout, title: str | None, inches: float | None) -> Figure:
+def _draw_new(
+    panels: Mapping[str, Panel], layout: Layout, title: str | None, inches: float | None
+) -> Figure:
     columns = min(len(panels), layout.columns or len(panels))
     if inches is not None:
         columns = min(columns, max(1, int(inches / layout.narrowest + 1e-9)))
         columns = -(-len(panels) // -(-len(panels) // columns))  # rows of even length
     rows = -(-len(panels) // columns)
     wide = layout.panel[0] * columns + 0.4 if inches is None else inches
-    high = layout.panel[1] if inches is None else float(np.clip(layout.ratio * wide / columns, 1.45, 3.6))
+    high = (
+        layout.panel[1]
+        if inches is None
+        else float(np.clip(layout.ratio * wide / columns, 1.45, 3.6))
+    )
     figure = Picture(figsize=(wide, rows * high), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -190,7 +201,9 @@ def _draw_new(panels: Mapping[str, Panel], layout: Layout, title: str | None, in
             pad=0.01 if is_below else 0.02,
         )
     keys = {str(key.get_label()): key for _, (_, panel) in places for key in panel.keys}
-    add_legend(figure, [*keys.values(), *_band_key([each for ax, _ in places for each in ax.collections])])
+    add_legend(
+        figure, [*keys.values(), *_band_key([each for ax, _ in places for each in ax.collections])]
+    )
     if title:
         figure.suptitle(title, fontsize=mpl.rcParams["axes.titlesize"] + 1, wrap=True)
     fit_height(figure, rows * high)
@@ -206,7 +219,11 @@ def add_legend(figure: Figure, keys: Sequence[Artist]) -> None:
         if columns < len(keys):
             columns = -(-len(keys) // -(-len(keys) // columns))
         legend = figure.legend(
-            handles=list(keys), loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.4
+            handles=list(keys),
+            loc="outside lower center",
+            ncols=columns,
+            handlelength=2.2,
+            columnspacing=1.4,
         )
         if columns == 1 or legend.get_window_extent(renderer).width < figure.bbox.width:
             return
@@ -224,7 +241,9 @@ def fit_height(figure: Figure, panels: float) -> None:
     figure.set_size_inches(figure.get_figwidth(), panels + dots / figure.dpi + 0.1)
 
 
-def line(panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: Look, **style: Any) -> None:
+def line(
+    panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: Look, **style: Any
+) -> None:
     """Draws a line through the rows' values, in a band from `low` to `high` where they
     have them.
     """
@@ -239,12 +258,16 @@ def line(panel: Axes, x: Sequence[float | int], rows: Sequence[Row], look: Look,
 
 def key(name: str, look: Look, **style: Any) -> Line2D:
     """Returns a sample of a line, for the legend."""
-    return Line2D([], [], color=look[0], marker=look[1], label=name, **{"markeredgewidth": 0, **style})
+    return Line2D(
+        [], [], color=look[0], marker=look[1], label=name, **{"markeredgewidth": 0, **style}
+    )
 
 
 def _band_key(collections: Sequence[Artist]) -> list[Line2D]:
     """Returns a sample of a band, where there is one."""
-    if not any(isinstance(each, PolyCollection) and each.get_gid() == "band" for each in collections):
+    if not any(
+        isinstance(each, PolyCollection) and each.get_gid() == "band" for each in collections
+    ):
         return []
     return [Line2D([], [], color="0.5", alpha=0.35, linewidth=6, solid_capstyle="butt", label=BAND)]
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from jmat.report.rows import Content
 from jmat.runtime.annotations import Fields
 
-# Code name → its words in a legend. Kinds that take a number, such as `ridge:0.01`, are named by what stands before it.
+# Code name → its words in a legend. Kinds that take a number, such as `ridge:0.01`, are named by
+# what stands before it.
 MAPS = {
     "mat": "linear map",
     "id": "logit lens",
@@ -36,7 +37,11 @@ MAPS = {
 STREAMS = MAPS | {"id": "identity"}
 PARTS = {"ln_1": "first norm", "attn": "attention", "ln_2": "second norm", "ffn": "feed-forward"}
 METHODS = {"delete": "deleted", "map": "linear map", "distil": "distilled map", "merge": "merged"}
-PROBES = {"ridge": "ridge classifier", "logistic": "logistic regression", "majority": "most frequent label"}
+PROBES = {
+    "ridge": "ridge classifier",
+    "logistic": "logistic regression",
+    "majority": "most frequent label",
+}
 PROBES |= {f"{code} (against)": f"{words}, other model" for code, words in PROBES.items()}
 METRICS = {
     "r2": "$R^2$",
@@ -89,5 +94,8 @@ def short_paths(names: Sequence[str], least: int) -> list[str]:
     """
     paths = [pathlib.PurePath(name).parts for name in names]
     longest = max(map(len, paths), default=0)
-    count = next((n for n in range(least, longest) if len({path[-n:] for path in paths}) == len(paths)), longest)
+    count = next(
+        (n for n in range(least, longest) if len({path[-n:] for path in paths}) == len(paths)),
+        longest,
+    )
     return [plain(str(pathlib.PurePath(*path[-max(count, 1) :]))) for path in paths]

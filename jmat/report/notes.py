@@ -13,7 +13,9 @@ from numpy import ndarray
 from jmat.report.rows import Row
 
 NO_INTERVAL = "there is no interval: it takes two sentences at least, between which figures vary"
-OVERFLOWS = "the figure is infinite, or not a number: the scores overflow, or the weights are damaged"
+OVERFLOWS = (
+    "the figure is infinite, or not a number: the scores overflow, or the weights are damaged"
+)
 DOES_NOT_VARY = "the target does not vary"
 
 # Metrics that compare predictions, by how their names begin.
@@ -33,7 +35,9 @@ _AND = "; also: "  # between two notes of one row
 
 
 def estimate(
-    value: float | np.floating | ndarray, low: float | np.floating | ndarray, high: float | np.floating | ndarray
+    value: float | np.floating | ndarray,
+    low: float | np.floating | ndarray,
+    high: float | np.floating | ndarray,
 ) -> Row:
     """Returns the fields `value`, `low` and `high` of a row.
 
@@ -58,7 +62,9 @@ def noted(rows: Iterable[Row], note: str | None) -> list[Row]:
     """Returns the rows, those of agreement with a model's predictions (`AGREEMENT`)
     with one more note.
     """
-    return [with_note(row, note) if row["metric"].startswith(AGREEMENT) else dict(row) for row in rows]
+    return [
+        with_note(row, note) if row["metric"].startswith(AGREEMENT) else dict(row) for row in rows
+    ]
 
 
 def format_notes(rows: Iterable[Row]) -> list[str]:
@@ -73,16 +79,22 @@ def format_notes(rows: Iterable[Row]) -> list[str]:
     lines = []
     for note, having_it in noted_rows.items():
         missing = [row for row in having_it if row["value"] is None]
-        lines.append(f"{len(missing)} of {len(rows)} rows{_which(missing)} have no value: {note}" if missing else note)
+        lines.append(
+            f"{len(missing)} of {len(rows)} rows{_which(missing)} have no value: {note}"
+            if missing
+            else note
+        )
     return lines
 
 
 def _which(rows: Iterable[Row]) -> str:
     """Returns the first maps and layers of some rows, in brackets."""
-    names = [f"{row['map']} from layer {row['layer']}" for row in rows if "map" in row and "layer" in row]
+    names = [
+        f"{row['map']} from layer {row['layer']}" for row in rows if "map" in row and "layer" in row
+    ]
     distinct = list(dict.fromkeys(names))
     shown = ", ".join(distinct[:3]) + (", …" if len(distinct) > 3 else "")
     return f" ({shown})" if shown else ""
 
 
-# --- predictions that do not depend on the text -----------------------------------------------------------------------
+# --- predictions that do not depend on the text ---------------------------------------------------

@@ -26,8 +26,8 @@ from jmat.report.rows import Content, Row
 from jmat.report.saving import save_figure as save_figure
 from jmat.runtime.errors import NothingToDrawError
 
-# A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers can tell apart; the
-# markers also survive a black-and-white printer.
+# A map looks the same in every figure. The colours are Okabe and Ito's, which colour-blind readers
+# can tell apart; the markers also survive a black-and-white printer.
 _LOOKS: dict[str, Look] = {
     "mat": ("#0072B2", "o"),
     "id": ("#D55E00", "s"),
@@ -51,7 +51,9 @@ def plot_layer_jump(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws what `mat` and `id` predict from every layer: precision@1, @5, @10 and
     surprisal.
     """
-    return plot_by_layer(results, ("precision@1", "precision@5", "precision@10", "surprisal"), **drawing)
+    return plot_by_layer(
+        results, ("precision@1", "precision@5", "precision@10", "surprisal"), **drawing
+    )
 
 
 def plot_by_layer(
@@ -76,17 +78,25 @@ def plot_by_layer(
     Raises:
       NothingToDrawError: there is nothing to draw for a metric.
     """
-    rows = [row for row in results["rows"] if {"layer", "target"} <= row.keys() and "_head." not in row["map"]]
+    rows = [
+        row
+        for row in results["rows"]
+        if {"layer", "target"} <= row.keys() and "_head." not in row["map"]
+    ]
     rows = [row for row in rows if row["metric"] in metrics and row["value"] is not None]
     missing = set(metrics) - {row["metric"] for row in rows}
     if missing or not metrics:
-        raise NothingToDrawError(f"no rows by layer for {', '.join(sorted(missing)) or 'no metrics'}: nothing to draw")
+        raise NothingToDrawError(
+            f"no rows by layer for {', '.join(sorted(missing)) or 'no metrics'}: nothing to draw"
+        )
     looks = map_looks(rows)
     panels = {metric: _layer_panel(metric, rows, looks, names) for metric in metrics}
     return draw(panels, **drawing)
 
 
-def _layer_panel(metric: str, rows: Sequence[Row], looks: Mapping[str, Look], names: Mapping[str, str]) -> Panel:
+def _layer_panel(
+    metric: str, rows: Sequence[Row], looks: Mapping[str, Look], names: Mapping[str, str]
+) -> Panel:
     def fill(panel: Axes) -> None:
         for name, look in looks.items():
             mine = [row for row in rows if (row["map"], row["metric"]) == (name, metric)]
@@ -115,7 +125,9 @@ def plot_r2(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing])
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    rows = [row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")]
+    rows = [
+        row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")
+    ]
     rows = [row for row in rows if row["value"] is not None]
     if not rows:
         raise NothingToDrawError(f"no rows of {metric} for mat or id: nothing to draw")
@@ -134,7 +146,9 @@ def _pair_panel(name: str, grid: np.ndarray) -> Panel:
     def fill(panel: Axes) -> AxesImage:
         image = share_map(panel, grid)
         pair_axes(panel)
-        panel.set(title=readable(name, STREAMS), xlabel="target layer $j$", ylabel="source layer $i$")
+        panel.set(
+            title=readable(name, STREAMS), xlabel="target layer $j$", ylabel="source layer $i$"
+        )
         return image
 
     return Panel(fill, scale="layers")
@@ -182,7 +196,11 @@ def plot_early_exit(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    rows = [row for row in results["rows"] if row.get("confidence") in _EXITS and row["value"] is not None]
+    rows = [
+        row
+        for row in results["rows"]
+        if row.get("confidence") in _EXITS and row["value"] is not None
+    ]
     if not rows:
         raise NothingToDrawError("no early-exit rows: nothing to draw")
     looks = map_looks(rows, names=("mat", "id"))
@@ -195,7 +213,9 @@ def _exit_panel(across: str, rows: Sequence[Row], looks: Mapping[str, Look]) -> 
         panel.axhline(_LEVEL, color="0.6", linewidth=0.8, zorder=1)
         for confidence, (setting, style, _) in _EXITS.items():
             for name, look in looks.items():
-                x, hits = _curve([row for row in rows if row["map"] == name], confidence, setting, across)
+                x, hits = _curve(
+                    [row for row in rows if row["map"] == name], confidence, setting, across
+                )
                 line(panel, x, hits, look, linestyle=style)
         panel.set(xlabel=_COSTS[across], ylabel="precision@1", ylim=(0, 1.02))
         panel.annotate(
@@ -219,7 +239,9 @@ def _exit_panel(across: str, rows: Sequence[Row], looks: Mapping[str, Look]) -> 
     return Panel(fill, [*maps, *styles], scale="precision@1")
 
 
-def _curve(rows: Sequence[Row], confidence: str, setting: str, across: str) -> tuple[list[float | int], list[Row]]:
+def _curve(
+    rows: Sequence[Row], confidence: str, setting: str, across: str
+) -> tuple[list[float | int], list[Row]]:
     """Returns values of metric `across`, rising, and the rows of precision@1 at the
     same settings.
     """

@@ -81,17 +81,23 @@ class Results:
     maps_info: MapsInfo | None = None
     figures: Mapping[str, Callable[..., Figure]] = dataclasses.field(default_factory=dict)
     tables: Callable[[Sequence[Row]], str] = _print_nothing
-    files: Mapping[tuple[str, ...], Callable[[pathlib.Path], None]] = dataclasses.field(default_factory=dict)
+    files: Mapping[tuple[str, ...], Callable[[pathlib.Path], None]] = dataclasses.field(
+        default_factory=dict
+    )
     remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", [_plain_row(index, row) for index, row in enumerate(self.rows)])
+        object.__setattr__(
+            self, "rows", [_plain_row(index, row) for index, row in enumerate(self.rows)]
+        )
 
     def table(self) -> str:
         """Returns the figures as tables of plain text, and the notes and remarks on
         them.
         """
-        return "\n".join([self.tables(self.rows).rstrip("\n"), *format_notes(self.rows), *self.remarks])
+        return "\n".join(
+            [self.tables(self.rows).rstrip("\n"), *format_notes(self.rows), *self.remarks]
+        )
 
     def plot(self, name: str | None = None, **drawing: Unpack[Drawing]) -> Figure:
         """Draws a figure: by its file name, with or without the ending; by default the
@@ -109,9 +115,15 @@ class Results:
             argument that does not fit it.
         """
         files = {pathlib.PurePath(file).stem: file for file in self.figures}
-        file = next(iter(self.figures), None) if name is None else files.get(pathlib.PurePath(str(name)).stem)
+        file = (
+            next(iter(self.figures), None)
+            if name is None
+            else files.get(pathlib.PurePath(str(name)).stem)
+        )
         if file is None:
-            raise ValueError(f"{self.experiment} draws {', '.join(self.figures) or 'no figure'}, not {name!r}.")
+            raise ValueError(
+                f"{self.experiment} draws {', '.join(self.figures) or 'no figure'}, not {name!r}."
+            )
         return self.figures[file](self._content(), **drawing)
 
     def save(
@@ -155,7 +167,12 @@ class Results:
                 before(name)
             write(folder)
         content = write_results(
-            folder, self.experiment, self.config, self.rows, model_hash=self.model_hash, text=self.text
+            folder,
+            self.experiment,
+            self.config,
+            self.rows,
+            model_hash=self.model_hash,
+            text=self.text,
         )
         for file, draw in self.figures.items():
             name = figure_file(file, figure_format)
@@ -177,9 +194,13 @@ class Results:
     def _repr_html_(self) -> str:
         """Returns the tables for a notebook, under a line that says what they are of."""
         model = self.config.get("model", "")
-        title = f"<b>{html.escape(self.experiment)}</b>" + (f" of {html.escape(str(model))}" if model else "")
+        title = f"<b>{html.escape(self.experiment)}</b>" + (
+            f" of {html.escape(str(model))}" if model else ""
+        )
         table = html.escape(printable(self.table(), lines=True).strip("\n"))
-        return f'<div>{title}: {len(self.rows):,} rows</div><pre style="{_HTML_TABLE}">{table}</pre>'
+        return (
+            f'<div>{title}: {len(self.rows):,} rows</div><pre style="{_HTML_TABLE}">{table}</pre>'
+        )
 
 
 def figure_file(name: str, figure_format: str) -> str:
@@ -224,7 +245,9 @@ def write_results(
     }
     results["rows_sha256"] = _digest(results["rows"])
     content = _to_json(results)
-    save_atomically(pathlib.Path(out) / "results.json", lambda path: path.write_text(content, "utf-8"))
+    save_atomically(
+        pathlib.Path(out) / "results.json", lambda path: path.write_text(content, "utf-8")
+    )
     discard_replaced(pathlib.Path(out))
     return json.loads(content)
 
@@ -257,14 +280,19 @@ def read_results(out: str | pathlib.Path) -> Content:
     try:
         results = read_json_object(path, most_bytes=_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path} not found: expected the --out folder of a finished experiment.") from None
+        raise FileNotFoundError(
+            f"{path} not found: expected the --out folder of a finished experiment."
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged (it {error}): run the experiment again.") from None
-    if not isinstance(results.get("rows"), list) or not all(isinstance(row, dict) for row in results["rows"]):
+    if not isinstance(results.get("rows"), list) or not all(
+        isinstance(row, dict) for row in results["rows"]
+    ):
         raise ValueError(f"{path} holds no rows: it was not written by an experiment of jmat.")
     if "rows_sha256" in results and results["rows_sha256"] != _digest(results["rows"]):
         raise ValueError(
-            f"{path} is damaged, or was edited: its rows are not those that were written. Run the experiment again, or "
+            f"{path} is damaged, or was edited: its rows are not those that were "
+            "written. Run the experiment again, or "
             'leave out "rows_sha256" to read them as they are.'
         )
     return cast(Content, results)
@@ -293,7 +321,9 @@ def _cpu() -> str:
     """Returns the processor's model name and number of cores."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, ValueError, StopIteration):  # not Linux, or not x86
         model = platform.processor() or platform.machine()
     return f"{model}, {os.cpu_count()} cores"
@@ -301,14 +331,21 @@ def _cpu() -> str:
 
 def _plain_row(index: int, row: Row) -> Row:
     """Returns the row with Python's own numbers, checked."""
-    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in row.items()}
+    plain = {
+        key: value.item() if isinstance(value, np.generic) else value for key, value in row.items()
+    }
     if "metric" not in plain or "value" not in plain:
         raise ValueError(f"row {index} has no metric or no value: {plain}")
     for key, value in plain.items():
         if not isinstance(value, str | int | float | None):
-            raise ValueError(f"row {index} is not flat, {key!r} is a {type(value).__name__}: {plain}")
+            raise ValueError(
+                f"row {index} is not flat, {key!r} is a {type(value).__name__}: {plain}"
+            )
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"row {index} has {key} = {value}: {plain}. A row without a value gives None and a note.")
+            raise ValueError(
+                f"row {index} has {key} = {value}: {plain}. A row without a value gives None and a "
+                "note."
+            )
     if plain["value"] is None and not plain.get("note"):
         raise ValueError(f"row {index} has no value, and no note that says why: {plain}")
     return plain

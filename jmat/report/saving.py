@@ -32,7 +32,10 @@ def save_figure(figure: Figure, path: str | pathlib.Path) -> None:
 def check_format(kind: str) -> None:
     """Raises ValueError for a file format that figures are not written in."""
     if kind not in FORMATS:
-        raise ValueError(f"figure_format={kind!r} is not a format of figures; expected one of {', '.join(FORMATS)}.")
+        raise ValueError(
+            f"figure_format={kind!r} is not a format of figures; expected one of "
+            f"{', '.join(FORMATS)}."
+        )
 
 
 def picture_bytes(figure: Figure) -> bytes:
@@ -45,5 +48,6 @@ def picture_bytes(figure: Figure) -> bytes:
 def _write(figure: Figure, file: pathlib.Path | io.BytesIO, kind: str) -> None:
     narrow = figure.get_figwidth() <= WIDTHS["page"]  # a paper's: printed, and not shown
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with mpl.rc_context(draw_style(figure.get_figwidth() if narrow else None)):  # ticks are made when it is written
+    # ticks are made when it is written
+    with mpl.rc_context(draw_style(figure.get_figwidth() if narrow else None)):
         figure.savefig(file, dpi=300 if narrow else 200, format=kind, metadata=undated.get(kind))

@@ -37,11 +37,17 @@ def width_in_inches(width: Width) -> float | None:
     """
     if width is None:
         return None
-    inches = WIDTHS.get(width) if isinstance(width, str) else float(width) if isinstance(width, numbers.Real) else None
+    inches = (
+        WIDTHS.get(width)
+        if isinstance(width, str)
+        else float(width)
+        if isinstance(width, numbers.Real)
+        else None
+    )
     if inches is None or not _NARROWEST <= inches <= _WIDEST:
         raise ValueError(
-            f"width={width!r} is not a width of a figure; expected column, page, or inches from {_NARROWEST:g} to "
-            f"{_WIDEST:g}."
+            f"width={width!r} is not a width of a figure; expected column, page, or inches from "
+            f"{_NARROWEST:g} to {_WIDEST:g}."
         )
     return inches
 
@@ -51,5 +57,10 @@ def draw_style(inches: float | None) -> Style:
     a paper.
     """
     text, small = (9.0, 9.0) if inches is None else (8.0, 7.5)
-    sizes = {"font.size": text, "axes.labelsize": text, "axes.titlesize": text + 0.5, "legend.fontsize": text}
+    sizes = {
+        "font.size": text,
+        "axes.labelsize": text,
+        "axes.titlesize": text + 0.5,
+        "legend.fontsize": text,
+    }
     return _STYLE | sizes | {"xtick.labelsize": small, "ytick.labelsize": small}

@@ -32,14 +32,24 @@ def format_table(
       width: characters a line.
     """
     needed = {index, *columns, "value"}
-    shown = [row for row in rows if needed <= row.keys() and (metrics is None or row.get("metric") in metrics)]
+    shown = [
+        row
+        for row in rows
+        if needed <= row.keys() and (metrics is None or row.get("metric") in metrics)
+    ]
     if not shown:
         return "(no rows to show)"
-    cells = {(row[index], tuple(row[key] for key in columns)): _cell(row, intervals) for row in shown}
+    cells = {
+        (row[index], tuple(row[key] for key in columns)): _cell(row, intervals) for row in shown
+    }
     downs = _in_order([row[index] for row in shown], None)
-    orders = [_in_order([row[key] for row in shown], metrics if key == "metric" else None) for key in columns]
+    orders = [
+        _in_order([row[key] for row in shown], metrics if key == "metric" else None)
+        for key in columns
+    ]
     heads = sorted(
-        {head for _, head in cells}, key=lambda head: [o.index(h) for o, h in zip(orders, head, strict=True)]
+        {head for _, head in cells},
+        key=lambda head: [o.index(h) for o, h in zip(orders, head, strict=True)],
     )
     corner = index if columns[-1] in ("metric", "map") else f"{index} \\ {columns[-1]}"
     margin = max(len(corner), *(len(_label(down)) for down in downs))
@@ -57,7 +67,10 @@ def format_table(
         lines.append(corner.rjust(margin) + "".join(_label(head[-1]).rjust(cell) for head in part))
         lines.append("─" * len(lines[-1]))
         for down in downs:
-            lines.append(_label(down).rjust(margin) + "".join(cells.get((down, h), "").rjust(cell) for h in part))
+            lines.append(
+                _label(down).rjust(margin)
+                + "".join(cells.get((down, h), "").rjust(cell) for h in part)
+            )
         tables.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(tables)
 
@@ -86,7 +99,9 @@ def _spans(heads: Sequence[tuple[Value, ...]], level: int, cell: int) -> str:
 def _cell(row: Row, intervals: bool) -> str:
     if row["value"] is None:
         return "-"
-    spread = f" [{_number(row['low'])}, {_number(row['high'])}]" if intervals and "low" in row else ""
+    spread = (
+        f" [{_number(row['low'])}, {_number(row['high'])}]" if intervals and "low" in row else ""
+    )
     return _number(row["value"]) + spread
 
 

@@ -14,8 +14,9 @@ def on_host(values: object) -> jax.Array | np.ndarray:
         return values
     try:
         return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError):  # the last is PyTorch's, of a tensor that has a gradient
+    # the last is PyTorch's, of a tensor that has a gradient
+    except (ValueError, TypeError, RuntimeError):
         raise ValueError(
-            f"expected numbers in rows of one length; got a {type(values).__name__} that makes no array: pad its rows, "
-            "or give texts."
+            f"expected numbers in rows of one length; got a {type(values).__name__} that makes no "
+            "array: pad its rows, or give texts."
         ) from None

@@ -53,7 +53,9 @@ def cached(
                 content = load(path)
                 if path.name == f"{stem}-{fingerprint(content)}{suffix}":
                     return content
-            logging.getLogger(__name__).warning("%s is damaged: it is left out, and made anew.", path)
+            logging.getLogger(__name__).warning(
+                "%s is damaged: it is left out, and made anew.", path
+            )
     content = make()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

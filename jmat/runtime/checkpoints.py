@@ -34,11 +34,18 @@ def save(manager: ocp.CheckpointManager, step: int, state: PyTree) -> None:
     if manager.latest_step() != step:
         arrays = _by_path(state)
         chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK), arrays)
-        manager.save(step, args=ocp.args.StandardSave(arrays, chunks), custom_metadata={_HASH: model_hash(arrays)})
+        manager.save(
+            step,
+            args=ocp.args.StandardSave(arrays, chunks),
+            custom_metadata={_HASH: model_hash(arrays)},
+        )
 
 
 def restore(
-    manager: ocp.CheckpointManager, state: State, step: int | None = None, say: Callable[[str], object] = lambda _: None
+    manager: ocp.CheckpointManager,
+    state: State,
+    step: int | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> State:
     """Returns the newest checkpoint, or that of a step; `state` where there is none.
 
@@ -72,17 +79,21 @@ def _restore(manager: ocp.CheckpointManager, state: State, step: int) -> tuple[S
         restored = manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise ValueError(
-            f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged or of another "
-            "version; delete it to go on from the one before, or start afresh with another --out."
+            f"checkpoint {step} in {manager.directory} cannot be restored ({error}): it is damaged "
+            "or of another version; delete it to go on from the one before, or start afresh with "
+            "another --out."
         ) from error
     name = f"checkpoint {step} in {manager.directory}"
     problem = None
-    written = (manager.metadata(step).custom_metadata or {}).get(_HASH)  # which older checkpoints lack
+    # which older checkpoints lack
+    written = (manager.metadata(step).custom_metadata or {}).get(_HASH)
     if written is not None and written != model_hash({path: restored[path] for path in arrays}):
         problem = f"{name} is damaged: its arrays are not those that were saved"
     elif "step" in arrays and (held := int(restored["step"])) != step:
         problem = f"{name} is that of step {held} under another number"
-    return jax.tree.unflatten(jax.tree.structure(state), [restored[path] for path in arrays]), problem
+    return jax.tree.unflatten(
+        jax.tree.structure(state), [restored[path] for path in arrays]
+    ), problem
 
 
 def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
@@ -90,7 +101,9 @@ def mean(manager: ocp.CheckpointManager, state: State, count: int) -> State:
     array by array.
     """
     states = [restore(manager, state, step) for step in sorted(manager.all_steps())[-count:]]
-    return jax.tree.map(lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states)
+    return jax.tree.map(
+        lambda *leaves: (sum(leaves) / len(leaves)).astype(leaves[0].dtype), *states
+    )
 
 
 def _by_path(state: PyTree) -> dict[str, jax.Array | np.ndarray]:

@@ -20,7 +20,12 @@ def check_whole(setting: str, value: object, low: int, high: int | None = None) 
     """Raises ValueError for a setting that is no whole number from `low` to `high`
     (None: any).
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= low
+        and (high is None or value <= high)
+    ):
         return
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
     raise ValueError(f"{setting}={value!r}: expected a whole number {limits}.")
@@ -70,7 +75,10 @@ def chosen(setting: str, given: Sequence[str], valid: Sequence[str]) -> list[str
     check_several(setting, given)
     wrong = [name for name in given if name not in valid]
     if wrong or not given:
-        raise ValueError(f"{setting} has {repr(wrong[0]) if wrong else 'no name'}; choose from {', '.join(valid)}.")
+        raise ValueError(
+            f"{setting} has {repr(wrong[0]) if wrong else 'no name'}; choose from "
+            f"{', '.join(valid)}."
+        )
     return list(dict.fromkeys(given))
 
 
@@ -80,7 +88,9 @@ def chosen_layers(given: Sequence[int | str], layers: int) -> list[int]:
     """
     check_several("layers", given)
     valid = [str(layer) for layer in range(layers + 1)]
-    return [int(layer) for layer in chosen("layers", [str(layer) for layer in given] or valid, valid)]
+    return [
+        int(layer) for layer in chosen("layers", [str(layer) for layer in given] or valid, valid)
+    ]
 
 
 def check_number(setting: str, value: object, low: float | int) -> None:
@@ -102,8 +112,8 @@ def check_same_kind(name: str, causal: bool, other: str, other_causal: bool) -> 
     if causal != other_causal:
         kinds = {True: "a causal model", False: "a masked model"}
         raise ValueError(
-            f"{name} is {kinds[causal]} and {other} is {kinds[other_causal]}: they are read at different positions and "
-            "predict different tokens, so nothing can be compared."
+            f"{name} is {kinds[causal]} and {other} is {kinds[other_causal]}: they are read at "
+            "different positions and predict different tokens, so nothing can be compared."
         )
 
 

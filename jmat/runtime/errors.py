@@ -6,8 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-# Control characters, all but tabs and new lines; those that reorder text; halves of characters, which no terminal can
-# show.
+# Control characters, all but tabs and new lines; those that reorder text; halves of characters,
+# which no terminal can show.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -52,7 +52,11 @@ def sentence(error: Exception) -> str:
     """
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
-    return error.strerror if error.filename is None else f"{shortened(error.filename)}: {error.strerror}."
+    return (
+        error.strerror
+        if error.filename is None
+        else f"{shortened(error.filename)}: {error.strerror}."
+    )
 
 
 def printable(text: str, *, lines: bool = True) -> str:
@@ -73,7 +77,10 @@ def readable_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        error.args = tuple(_cut(printable(part, lines=False)) if isinstance(part, str) else part for part in error.args)
+        error.args = tuple(
+            _cut(printable(part, lines=False)) if isinstance(part, str) else part
+            for part in error.args
+        )
         raise
 
 

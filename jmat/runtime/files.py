@@ -51,7 +51,8 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
     try:
         for path, write in writers.items():
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-            # Made here, so that it gets the permissions of a new file, by the user's umask, whatever `write` does.
+            # Made here, so that it gets the permissions of a new file, by the user's umask,
+            # whatever `write` does.
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             written[path] = temporary
             write(temporary)
@@ -60,10 +61,13 @@ def save_together(writers: Mapping[pathlib.Path, Write]) -> None:
         for path, temporary in written.items():
             os.replace(temporary, path)
     except OSError as error:
-        reason = {errno.ENOSPC: "the disk is full", errno.EROFS: "the file system is read-only"}.get(
-            error.errno or 0, error.strerror or str(error)
-        )
-        raise OSError(error.errno, f"cannot write {path}: {reason}; nothing written before is lost.") from None
+        reason = {
+            errno.ENOSPC: "the disk is full",
+            errno.EROFS: "the file system is read-only",
+        }.get(error.errno or 0, error.strerror or str(error))
+        raise OSError(
+            error.errno, f"cannot write {path}: {reason}; nothing written before is lost."
+        ) from None
     finally:
         for temporary in written.values():
             temporary.unlink(missing_ok=True)
@@ -75,10 +79,17 @@ def save_folder(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
     """
     folder.mkdir(exist_ok=True)
     if files:
-        save_together({folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name]) for name in files})
+        save_together(
+            {
+                folder / name: functools.partial(pathlib.Path.write_bytes, data=files[name])
+                for name in files
+            }
+        )
 
 
-def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: Mapping[str, str]
+) -> None:
     """Writes a safetensors file, byte for byte as the package safetensors does.
 
     The package's own function writes to another temporary file beside `path`, which
@@ -96,7 +107,11 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
     for name in names:
         array = tensors[name]
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -105,7 +120,8 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, ndarray], metadata: 
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
-# The names that safetensors has for dtypes, in the order in which it stores arrays, from the last to the first.
+# The names that safetensors has for dtypes, in the order in which it stores arrays, from the last
+# to the first.
 _DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -144,7 +160,8 @@ def local_path(name: str) -> pathlib.Path | None:
     """
     try:
         return pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser()))
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, the home of a user whom there is not
+    # too long, a zero byte, the home of a user whom there is not
+    except (OSError, ValueError, RuntimeError):
         return None
 
 
@@ -166,14 +183,20 @@ def file_text(path: str | os.PathLike[str]) -> str:
     if not path.exists():
         raise FileNotFoundError(f"there is no text file {path}.")
     if not path.is_file():
-        raise ValueError(f"{path} is not a file; expected a text file with one sentence or paragraph a line.")
+        raise ValueError(
+            f"{path} is not a file; expected a text file with one sentence or paragraph a line."
+        )
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8.") from None
-    if (at := text.find("\0")) >= 0:  # UTF-16 without a byte-order mark is valid UTF-8 with NUL behind every letter
         raise ValueError(
-            f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no plain text, or UTF-16: "
-            "convert it to UTF-8, for example with iconv -f UTF-16LE -t UTF-8."
+            f"{path} is not UTF-8 text (byte {error.start} is invalid): convert it to UTF-8."
+        ) from None
+    # UTF-16 without a byte-order mark is valid UTF-8 with NUL behind every letter
+    if (at := text.find("\0")) >= 0:
+        raise ValueError(
+            f"{path} holds a NUL character (line {text.count(chr(10), 0, at) + 1}), so it is no "
+            "plain text, or UTF-16: convert it to UTF-8, for example with iconv -f UTF-16LE -t "
+            "UTF-8."
         )
     return text

@@ -87,7 +87,10 @@ class OutputFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.release()
 
@@ -138,7 +141,11 @@ def claim_output_folder(
             _sweep(folder, ours, owner.wrote)
             _check_reads(folder, config, reads, ours)
             resumed, replaced = _check_owner(folder, owner, mine, overwrite=overwrite)
-            if foreign := [n for n in (RESULTS, *writes) if os.path.lexists(folder / n) and n not in owner.wrote]:
+            if foreign := [
+                n
+                for n in (RESULTS, *writes)
+                if os.path.lexists(folder / n) and n not in owner.wrote
+            ]:
                 raise ValueError(not_ours(folder, foreign[0]))
             own = [RESULTS, *(name for name in owner.wrote if resumed and name != RESULTS)]
             claim = OutputFolder(folder, mine._replace(wrote=own), writes, lock, made)
@@ -187,11 +194,14 @@ def _in_one_sentence(out: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise ValueError(
-            f"another run is working in {out} ({error.strerror}): wait until it has ended, or choose another --out."
+            f"another run is working in {out} ({error.strerror}): wait until it has ended, or "
+            "choose another --out."
         ) from None
     except OSError as error:
         reason = (error.strerror or str(error)).rstrip(".")
-        raise ValueError(f"cannot use {out} as output folder: {reason}; choose another --out.") from None
+        raise ValueError(
+            f"cannot use {out} as output folder: {reason}; choose another --out."
+        ) from None
 
 
 def _hold(folder: pathlib.Path, holder: str) -> tuple[list[pathlib.Path], FolderLock]:
@@ -222,23 +232,31 @@ def _let_go(lock: FolderLock | None, made: Collection[pathlib.Path]) -> None:
             path.rmdir()
 
 
-def _check_owner(folder: pathlib.Path, owner: Owner, mine: Owner, *, overwrite: bool) -> tuple[bool, list[str]]:
+def _check_owner(
+    folder: pathlib.Path, owner: Owner, mine: Owner, *, overwrite: bool
+) -> tuple[bool, list[str]]:
     """Returns whether a run goes on in its own folder, and else which files of another
     run are to be replaced.
     """
-    differing = [key for key in {**owner.config, **mine.config} if owner.config.get(key) != mine.config.get(key)]
+    differing = [
+        key
+        for key in {**owner.config, **mine.config}
+        if owner.config.get(key) != mine.config.get(key)
+    ]
     if owner.experiment == mine.experiment and not differing:
         return True, []
     left = [name for name in owner.wrote if os.path.lexists(folder / name)]
-    if overwrite or not left:  # a run that failed before it wrote anything leaves nothing to protect
+    # a run that failed before it wrote anything leaves nothing to protect
+    if overwrite or not left:
         return False, left
     if owner.experiment != mine.experiment:
         raise ValueError(
-            f"{folder} belongs to experiment {owner.experiment}, this is {mine.experiment}; choose another --out, or "
-            "--overwrite to replace it."
+            f"{folder} belongs to experiment {owner.experiment}, this is {mine.experiment}; choose "
+            "another --out, or --overwrite to replace it."
         )
     flags = ", ".join(
-        f"--{key} was {owner.config.get(key)!r} and is {mine.config.get(key)!r}" for key in sorted(differing)
+        f"--{key} was {owner.config.get(key)!r} and is {mine.config.get(key)!r}"
+        for key in sorted(differing)
     )
     raise ValueError(
         f"{folder} belongs to a run with other flags ({flags}); choose another --out, such as "
@@ -252,20 +270,25 @@ def _free_beside(folder: pathlib.Path) -> pathlib.Path:
     return next(path for path in names if not os.path.lexists(path))
 
 
-def _check_reads(folder: pathlib.Path, config: Fields, reads: Collection[str], ours: Collection[str]) -> None:
+def _check_reads(
+    folder: pathlib.Path, config: Fields, reads: Collection[str], ours: Collection[str]
+) -> None:
     """Raises ValueError where a flag names a file or folder among those that runs in
     this folder write.
     """
     home = pathlib.Path(os.path.realpath(folder))
     given = [(flag, config[flag]) for flag in reads if config.get(flag)]
-    for flag, name in ((flag, name) for flag, v in given for name in (v if isinstance(v, list | tuple) else [v])):
+    for flag, name in (
+        (flag, name) for flag, v in given for name in (v if isinstance(v, list | tuple) else [v])
+    ):
         path = local_path(str(name))
         if path is None or not path.is_relative_to(home) or not os.path.exists(path):
             continue
         inside = path.relative_to(home).parts
         if not inside or inside[0] in (*ours, REPLACED):
             raise ValueError(
-                f"--{flag}={name} lies in the output folder {folder}, which is written to: choose another --out."
+                f"--{flag}={name} lies in the output folder {folder}, which is written to: choose "
+                "another --out."
             )
 
 

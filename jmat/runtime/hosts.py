@@ -44,7 +44,8 @@ Item = TypeVar("Item")
 AUTO = "auto"
 _CARD = 1024  # bytes that each process shows at a meeting: a size, and what went wrong
 _AT_ONCE = 64 << 20  # bytes on each device while values are gathered
-_PATIENCE = 295  # seconds until all processes have come together; XLA aborts without a word of ours after 300
+# seconds until all processes have come together; XLA aborts without a word of ours after 300
+_PATIENCE = 295
 
 
 class OtherProcessError(ValueError):
@@ -63,7 +64,9 @@ class UnequalHostsError(ValueError):
     """
 
 
-def initialize(coordinator: str | None, num_processes: int | None = None, process_id: int | None = None) -> None:
+def initialize(
+    coordinator: str | None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
     """Joins the other processes; before anything else is done with JAX.
 
     Args:
@@ -83,20 +86,30 @@ def initialize(coordinator: str | None, num_processes: int | None = None, proces
         _check_address(coordinator, bind=process_id == 0)
     with _no_longer_than(_PATIENCE, coordinator, num_processes), _a_sentence_where_xla_aborts():
         try:
-            jax.distributed.initialize(*(() if coordinator == AUTO else (coordinator, num_processes, process_id)))
+            jax.distributed.initialize(
+                *(() if coordinator == AUTO else (coordinator, num_processes, process_id))
+            )
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)
             if coordinator == AUTO:
-                reason = f"this is no TPU pod, Slurm or Open MPI job ({reason}): give HOST:PORT of process 0"
-            raise ValueError(f"--coordinator={coordinator}: the processes do not come together: {reason}") from None
+                reason = (
+                    f"this is no TPU pod, Slurm or Open MPI job ({reason}): give HOST:PORT of "
+                    "process 0"
+                )
+            raise ValueError(
+                f"--coordinator={coordinator}: the processes do not come together: {reason}"
+            ) from None
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:
         each = ", ".join(f"process {k} has {devices[k]}" for k in sorted(devices))
-        raise UnequalHostsError(f"the processes have different numbers of devices ({each}); expected equally many.")
+        raise UnequalHostsError(
+            f"the processes have different numbers of devices ({each}); expected equally many."
+        )
 
 
 _LOST = (
-    "another process has died or cannot be reached{reason}: start all of them again with the same flags; a pass over "
+    "another process has died or cannot be reached{reason}: start all of them again with "
+    "the same flags; a pass over "
     "the text then goes on from its last snapshots."
 )
 
@@ -112,7 +125,11 @@ def _a_sentence_where_xla_aborts() -> Iterator[None]:
     Then the system calls the handler of SIGABRT, in that thread; one of Python's would
     be too late.
     """
-    text = b"error: XLA has ended this process, as it does where " + _LOST.format(reason="").encode() + b"\n"
+    text = (
+        b"error: XLA has ended this process, as it does where "
+        + _LOST.format(reason="").encode()
+        + b"\n"
+    )
 
     def end(_: object) -> None:
         os.write(2, text)
@@ -124,7 +141,9 @@ def _a_sentence_where_xla_aborts() -> Iterator[None]:
     if "missed_heartbeat_callback" not in (getattr(make_client, "__doc__", None) or ""):
         yield
         return
-    jaxlib_extension.get_distributed_runtime_client = functools.partial(make_client, missed_heartbeat_callback=end)
+    jaxlib_extension.get_distributed_runtime_client = functools.partial(
+        make_client, missed_heartbeat_callback=end
+    )
     try:
         yield
     finally:
@@ -142,21 +161,27 @@ def _check_address(coordinator: str, *, bind: bool) -> None:
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"--coordinator={coordinator}: no such host or port ({first_line(error)}).") from None
+        raise ValueError(
+            f"--coordinator={coordinator}: no such host or port ({first_line(error)})."
+        ) from None
     if not bind:
         return
     try:
-        with socket.create_server(("", int(port))):  # takes a port that an ended process has just left
+        # takes a port that an ended process has just left
+        with socket.create_server(("", int(port))):
             pass
     except OSError as error:
         raise ValueError(
-            f"--coordinator={coordinator}: port {port} of this host cannot be used ({first_line(error)}); an earlier "
-            "run may still be going on: end it, or choose another port."
+            f"--coordinator={coordinator}: port {port} of this host cannot be used "
+            f"({first_line(error)}); an earlier run may still be going on: end it, or choose "
+            "another port."
         ) from None
 
 
 @contextlib.contextmanager
-def _no_longer_than(seconds: float | int, coordinator: str, num_processes: int | None) -> Iterator[None]:
+def _no_longer_than(
+    seconds: float | int, coordinator: str, num_processes: int | None
+) -> Iterator[None]:
     """Ends this process with one sentence where the processes have not come together by
     then.
     """
@@ -164,8 +189,9 @@ def _no_longer_than(seconds: float | int, coordinator: str, num_processes: int |
     def give_up() -> None:
         many = "the" if num_processes is None else f"the {num_processes}"
         print(
-            f"error: --coordinator={coordinator}: {many} processes have not come together in {seconds:.0f} seconds; "
-            "was each started, with its own --process_id, and can the port of process 0 be reached?",
+            f"error: --coordinator={coordinator}: {many} processes have not come together in "
+            f"{seconds:.0f} seconds; was each started, with its own --process_id, and can the port "
+            "of process 0 be reached?",
             file=sys.stderr,
             flush=True,
         )
@@ -185,12 +211,18 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
     given = {"num_processes": num_processes, "process_id": process_id}
     named = [f"--{name}" for name, value in given.items() if value is not None]
     if coordinator is None and named:
-        raise ValueError(f"{named[0]} without --coordinator: give HOST:PORT of process 0 as well, the same everywhere.")
+        raise ValueError(
+            f"{named[0]} without --coordinator: give HOST:PORT of process 0 as well, the same "
+            "everywhere."
+        )
     if coordinator is None:
         return
     if coordinator == AUTO:
         if named:
-            raise ValueError(f"--coordinator=auto finds out {named[0]} by itself: leave it out, or give HOST:PORT.")
+            raise ValueError(
+                f"--coordinator=auto finds out {named[0]} by itself: leave it out, or give "
+                "HOST:PORT."
+            )
         return
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -200,7 +232,9 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
     if num_processes < 1:
         raise ValueError(f"--num_processes={num_processes}: expected at least 1.")
     if not 0 <= process_id < num_processes:
-        raise ValueError(f"--process_id={process_id}: expected 0 .. {num_processes - 1}, one a process.")
+        raise ValueError(
+            f"--process_id={process_id}: expected 0 .. {num_processes - 1}, one a process."
+        )
 
 
 def count() -> int:
@@ -265,13 +299,16 @@ def check_same(what: Fields) -> None:
     if count() == 1:
         return
     text = json.dumps(what, default=str)
-    all_given = [json.loads(given.tobytes()) for given in gather(np.frombuffer(text.encode(), np.uint8))]
+    all_given = [
+        json.loads(given.tobytes()) for given in gather(np.frombuffer(text.encode(), np.uint8))
+    ]
     for k, given in enumerate(all_given):
         for name in {**all_given[0], **given}:
             values = all_given[0].get(name), given.get(name)
             if json.dumps(values[0]) != json.dumps(values[1]):  # NaN is the same as NaN here
                 raise ValueError(
-                    f"{name} is {values[0]!r} in process 0 and {values[1]!r} in process {k}; all must work on the same."
+                    f"{name} is {values[0]!r} in process 0 and {values[1]!r} in process {k}; all "
+                    "must work on the same."
                 )
 
 
@@ -285,10 +322,12 @@ def together() -> Iterator[None]:
         _meet()
     except (OtherProcessError, LostProcessError, UnequalHostsError):
         raise
-    except jax.errors.JaxRuntimeError:  # the devices or the network fail: there may be no meeting any more
+    # the devices or the network fail: there may be no meeting any more
+    except jax.errors.JaxRuntimeError:
         raise
     except Exception as error:
-        with contextlib.suppress(OtherProcessError, LostProcessError):  # what happened here says more
+        # what happened here says more
+        with contextlib.suppress(OtherProcessError, LostProcessError):
             _meet(failure=f"{error}" if isinstance(error, ValueError | OSError) else repr(error))
         raise
 
@@ -328,6 +367,8 @@ def _meet(size: int = 0, failure: str | None = None) -> list[int]:
     for k, got in enumerate(_exchange(card)):
         size, length = got[:16].view(np.int64).tolist()
         if length:
-            raise OtherProcessError(f"process {k} failed: {got[16 : 16 + length].tobytes().decode(errors='replace')}")
+            raise OtherProcessError(
+                f"process {k} failed: {got[16 : 16 + length].tobytes().decode(errors='replace')}"
+            )
         sizes.append(size)
     return sizes

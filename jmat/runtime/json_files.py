@@ -5,7 +5,8 @@ import pathlib
 
 from jmat.runtime.annotations import JsonObject
 
-_MOST_BYTES = 1 << 24  # of any config or index that there is; the worst content of so many takes 0.5 GB to parse
+# of any config or index that there is; the worst content of so many takes 0.5 GB to parse
+_MOST_BYTES = 1 << 24
 
 
 def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> JsonObject:
@@ -19,7 +20,9 @@ def read_json_object(path: pathlib.Path, *, most_bytes: int = _MOST_BYTES) -> Js
     """
     size = path.stat().st_size
     if size > most_bytes:
-        raise ValueError(f"is too large: it has {size} bytes, and no such file needs more than {most_bytes}")
+        raise ValueError(
+            f"is too large: it has {size} bytes, and no such file needs more than {most_bytes}"
+        )
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -59,7 +59,9 @@ class FolderLock:
             os.close(self._handle)
         self._owner = os.getpid()
         os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{holder}, process {self._owner} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(
+            self._handle, f"{holder}, process {self._owner} on {socket.gethostname()}\n".encode(), 0
+        )
 
     def release(self) -> None:
         """Gives the lock back and deletes its file; in a forked child, only closes it."""

@@ -24,7 +24,9 @@ def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise ValueError("A mesh needs at least one device, got none.")
-    return jax.make_mesh((len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    return jax.make_mesh(
+        (len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices
+    )
 
 
 def local_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -76,7 +78,9 @@ def shard_parameters(mesh: Mesh, model: Tree) -> Tree:
     A block's parameters are gathered while it runs, and only then. The result goes
     wherever the model does.
     """
-    return jax.device_put(model, jax.tree.map(lambda leaf: parameter_sharding(mesh, np.shape(leaf)), model))
+    return jax.device_put(
+        model, jax.tree.map(lambda leaf: parameter_sharding(mesh, np.shape(leaf)), model)
+    )
 
 
 def place(model: Tree, mesh: Mesh | None = None) -> Tree:
@@ -87,11 +91,19 @@ def place(model: Tree, mesh: Mesh | None = None) -> Tree:
     full copy, or keeps its own.
     """
     mesh = mesh or local_mesh()
-    return model if all(_is_placed(leaf, mesh) for leaf in jax.tree.leaves(model)) else replicate(mesh, model)
+    return (
+        model
+        if all(_is_placed(leaf, mesh) for leaf in jax.tree.leaves(model))
+        else replicate(mesh, model)
+    )
 
 
 def _is_placed(leaf: object, mesh: Mesh) -> bool:
-    return isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
+    return (
+        isinstance(leaf, jax.Array)
+        and isinstance(leaf.sharding, NamedSharding)
+        and leaf.sharding.mesh == mesh
+    )
 
 
 def gathered(array: object) -> NamedSharding | None:

@@ -35,10 +35,14 @@ def known_name(
         raise ValueError(f"expected the name of a {kind}, or a path; got an object of type {got}.")
     name = os.fspath(name_or_path)
     if not name.strip():
-        raise ValueError(f"the name of the {kind} is empty; expected {', '.join(known)}, or a path.")
+        raise ValueError(
+            f"the name of the {kind} is empty; expected {', '.join(known)}, or a path."
+        )
     if name.startswith(PREFIX):
         if name.removeprefix(PREFIX) not in known:
-            raise ValueError(f"jmat has no {kind} {name.removeprefix(PREFIX)!r}; it has {', '.join(known)}.")
+            raise ValueError(
+                f"jmat has no {kind} {name.removeprefix(PREFIX)!r}; it has {', '.join(known)}."
+            )
         return name.removeprefix(PREFIX)
     if name not in known:
         return None
@@ -47,6 +51,6 @@ def known_name(
     if not isinstance(name_or_path, str):
         return None
     raise ValueError(
-        f"{name!r} is both a {kind} that jmat has and a path here; write ./{name} for the one here, or {PREFIX}{name} "
-        "for jmat's."
+        f"{name!r} is both a {kind} that jmat has and a path here; write ./{name} for the one "
+        f"here, or {PREFIX}{name} for jmat's."
     )

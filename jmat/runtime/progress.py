@@ -21,7 +21,9 @@ _NOTEBOOK_SHELLS = ("ZMQInteractiveShell", "Shell")  # of Jupyter, and of Colab
 _PAUSE = 0.2  # seconds between two changes of a bar in a notebook
 
 
-def track(items: Iterable[Item], description: str | None, *, total: int | None = None) -> Iterable[Item]:
+def track(
+    items: Iterable[Item], description: str | None, *, total: int | None = None
+) -> Iterable[Item]:
     """Returns the items, with a bar that shows how many are done and the time left.
 
     In a notebook the bar is one line of HTML, which keeps its last state where the
@@ -38,7 +40,9 @@ def track(items: Iterable[Item], description: str | None, *, total: int | None =
     if _in_notebook():
         return _tracked_in_notebook(items, words, total)
     console = rich.console.Console(stderr=True)
-    return rich.progress.track(items, description=rich.markup.escape(words), total=total, console=console)
+    return rich.progress.track(
+        items, description=rich.markup.escape(words), total=total, console=console
+    )
 
 
 def _in_notebook() -> bool:

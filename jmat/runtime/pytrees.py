@@ -16,7 +16,9 @@ from jmat.runtime.annotations import PyTree
 Class = TypeVar("Class", bound=type)
 
 
-def register_dataclass(kind: Class, data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()) -> Class:
+def register_dataclass(
+    kind: Class, data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()
+) -> Class:
     """Registers a dataclass as a pytree, and returns it.
 
     Args:
@@ -24,11 +26,17 @@ def register_dataclass(kind: Class, data_fields: Sequence[str] | None = None, me
       data_fields: fields that hold arrays, or pytrees of them; None: all fields.
       meta_fields: fields that are part of the structure.
     """
-    data = [field.name for field in dataclasses.fields(kind)] if data_fields is None else list(data_fields)
+    data = (
+        [field.name for field in dataclasses.fields(kind)]
+        if data_fields is None
+        else list(data_fields)
+    )
     meta = list(meta_fields)
 
     def flatten(node: PyTree) -> tuple[PyTree, PyTree]:
-        return tuple(getattr(node, name) for name in data), tuple(getattr(node, name) for name in meta)
+        return tuple(getattr(node, name) for name in data), tuple(
+            getattr(node, name) for name in meta
+        )
 
     def flatten_with_keys(node: PyTree) -> tuple[PyTree, PyTree]:
         keys = tuple((jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in data)

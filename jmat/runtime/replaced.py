@@ -30,7 +30,9 @@ def move_aside(folder: pathlib.Path, names: Collection[str]) -> pathlib.Path:
     """
     aside = folder / REPLACED
     aside.mkdir(exist_ok=True)
-    if not (aside / RUN).exists() and any(is_temporary(path.name) != RUN for path in aside.iterdir()):
+    if not (aside / RUN).exists() and any(
+        is_temporary(path.name) != RUN for path in aside.iterdir()
+    ):
         raise ValueError(not_ours(folder, REPLACED))
     if (aside / RUN).exists():
         for path in (folder / name for name in names):

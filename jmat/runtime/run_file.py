@@ -25,7 +25,8 @@ _MAPS = ("maps.json", "maps.safetensors")
 _TELLING = ("*.json", "*.safetensors", "checkpoints", "model", "steps")
 
 
-# What each experiment of version 0.1 could write, beside results.json: its run.json does not list it.
+# What each experiment of version 0.1 could write, beside results.json: its run.json does not list
+# it.
 WRITTEN_BY_0_1: dict[str, tuple[str, ...]] = {
     "layer_jump": ("layer_jump.png", *_MAPS, "checkpoints"),
     "r2": ("r2.png", *_MAPS, "checkpoints"),
@@ -34,7 +35,14 @@ WRITTEN_BY_0_1: dict[str, tuple[str, ...]] = {
     "peek": ("peek.json", "peek.html"),
     "cross_corpus": ("pairs.png", "learning_curve.png"),
     "linearity": (
-        *("linearity.png", "geometry.png", "errors.png", "checkpoints.png", "difference.png", "pairs.png"),
+        *(
+            "linearity.png",
+            "geometry.png",
+            "errors.png",
+            "checkpoints.png",
+            "difference.png",
+            "pairs.png",
+        ),
         "checkpoints",
     ),
     "prune": ("prune.png", *_MAPS, "model"),
@@ -65,7 +73,8 @@ def read_owner(folder: pathlib.Path, *, overwrite: bool) -> Owner:
             return owner
         if telling:
             raise ValueError(
-                f"{folder} holds {telling[0]}, and no run.json that says which run wrote it; choose another --out."
+                f"{folder} holds {telling[0]}, and no run.json that says which run wrote it; "
+                "choose another --out."
             ) from None
         return Owner("", {}, [])
     if not _is_run_of_jmat(text):
@@ -80,7 +89,9 @@ def read_owner(folder: pathlib.Path, *, overwrite: bool) -> Owner:
         return Owner(content["experiment"], dict(content["config"]), list(wrote))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         if telling and not overwrite:
-            raise ValueError(f"{folder / RUN} is damaged; choose another --out, or --overwrite.") from None
+            raise ValueError(
+                f"{folder / RUN} is damaged; choose another --out, or --overwrite."
+            ) from None
     return Owner("", {}, [RESULTS] if RESULTS in telling else [])
 
 
@@ -113,8 +124,8 @@ def write_owner(folder: pathlib.Path, owner: Owner) -> None:
 def not_ours(folder: pathlib.Path, name: str) -> str:
     """Returns the error of a file that a run would replace and that no run wrote."""
     return (
-        f"{folder} holds {name}, which no run is known to have written and this one would replace: move it away, or "
-        "choose another --out."
+        f"{folder} holds {name}, which no run is known to have written and this one would replace: "
+        "move it away, or choose another --out."
     )
 
 

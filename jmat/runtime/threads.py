@@ -33,6 +33,9 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterato
     workers = min(os.cpu_count() or 1, MOST_AT_ONCE) if jax.default_backend() == "cpu" else 1
     for start in range(0, len(items), workers):
         group = items[start : start + workers]
-        with threadpool_limits(1, user_api="blas"), concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
+        with (
+            threadpool_limits(1, user_api="blas"),
+            concurrent.futures.ThreadPoolExecutor(len(group)) as pool,
+        ):
             results = list(pool.map(done, group))
         yield from results

@@ -20,7 +20,9 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - begin
 
 
-def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float | int = float("inf")) -> dict[str, list[float]]:
+def in_turn(
+    works: Mapping[str, Work], repeats: int, *, budget: float | int = float("inf")
+) -> dict[str, list[float]]:
     """Returns the seconds of every call: each contender once, then each again,
     `repeats` times.
 
@@ -37,8 +39,13 @@ def in_turn(works: Mapping[str, Work], repeats: int, *, budget: float | int = fl
     return taken
 
 
-def medians(works: Mapping[str, Work], *, repeats: int = 5, budget: float | int = 60) -> dict[str, float]:
+def medians(
+    works: Mapping[str, Work], *, repeats: int = 5, budget: float | int = 60
+) -> dict[str, float]:
     """Returns the median time of each, in seconds, after a first call that compiles."""
     for work in works.values():
         work()
-    return {name: statistics.median(values) for name, values in in_turn(works, repeats, budget=budget).items()}
+    return {
+        name: statistics.median(values)
+        for name, values in in_turn(works, repeats, budget=budget).items()
+    }

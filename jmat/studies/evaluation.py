@@ -89,7 +89,9 @@ def evaluate(
 def _read(full, short, targets, words):
     values = {**compare(full, short, ks=KS), **confidences(short)}
     if targets is not None:
-        values["cross_entropy"] = jnp.where(targets >= 0, cross_entropy(short, jnp.maximum(targets, 0)), jnp.nan)
+        values["cross_entropy"] = jnp.where(
+            targets >= 0, cross_entropy(short, jnp.maximum(targets, 0)), jnp.nan
+        )
     if words is not None:
         values["short_gap"] = confidences(short[:, words])["gap"]
     return values
@@ -115,15 +117,24 @@ def metric_rows(
     for (name, layer), read in values.items():
         if bad := np.count_nonzero(~np.isfinite(read["surprisal"])):
             note = f"the logits are not finite at {bad} of {len(read['surprisal'])} examples"
-            label = {"map": name, "layer": layer, "target": target, "n": len(read["surprisal"]), "note": note}
+            label = {
+                "map": name,
+                "layer": layer,
+                "target": target,
+                "n": len(read["surprisal"]),
+                "note": note,
+            }
             rows += [{**label, "metric": metric, "value": None} for metric in METRICS]
             continue
         row = {"map": name, "layer": layer, "target": target}
-        finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]  # the divergence can be infinite
+        # the divergence can be infinite
+        finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]
         columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
         figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
         fields: dict[str, Row] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
-        fields |= {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
+        fields |= {
+            metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)
+        }
         tied = _tie_note(read)
         for metric, figure in fields.items():
             tie_note = tied if metric.startswith(("precision", "surprisal")) else None
@@ -131,7 +142,14 @@ def metric_rows(
         if "cross_entropy" in read:
             known = ~np.isnan(read["cross_entropy"])
             rows.append(
-                {**row, **_perplexity(read["cross_entropy"][known], None if groups is None else groups[known], seed)}
+                {
+                    **row,
+                    **_perplexity(
+                        read["cross_entropy"][known],
+                        None if groups is None else groups[known],
+                        seed,
+                    ),
+                }
             )
     return rows
 
@@ -143,7 +161,10 @@ def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:
     tied = np.count_nonzero(read["gap"] == 0) if "gap" in read else 0
     if not tied:
         return None
-    return f"at {tied} of {len(read['gap'])} examples the two most likely tokens are equally so: the lower id counts"
+    return (
+        f"at {tied} of {len(read['gap'])} examples the two most likely tokens are equally so: the "
+        "lower id counts"
+    )
 
 
 def _perplexity(nats: Float[ndarray, " n"], groups: Int[ndarray, " n"] | None, seed: int) -> Row:

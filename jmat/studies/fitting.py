@@ -94,7 +94,9 @@ class FitSettings(ReadingSettings):
         check_choice("route", self.route, ROUTES)
         check_choice("solver", self.solver, SOLVERS)
         if self.solver != "qr" and self.route == "streaming":
-            raise ValueError(f"solver={self.solver!r} needs stored activations: leave out route='streaming'.")
+            raise ValueError(
+                f"solver={self.solver!r} needs stored activations: leave out route='streaming'."
+            )
 
 
 def as_read(subject: Subject, tokens: str) -> Examples:
@@ -105,7 +107,9 @@ def as_read(subject: Subject, tokens: str) -> Examples:
     return subject.as_read if tokens == "sampled" else subject.examples
 
 
-def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> Bool[ndarray, " total"]:
+def tokens_read(
+    subject: Subject, split: Split, tokens: str, settings: ReadingSettings
+) -> Bool[ndarray, " total"]:
     """Returns which tokens of a split are read.
 
     These are the `sampled` positions, or `all` but those that the protocol `jmat`
@@ -123,14 +127,19 @@ def tokens_read(subject: Subject, split: Split, tokens: str, settings: ReadingSe
     first = int(causal) if settings.skip_first is None else settings.skip_first
     special = settings.skip_special
     if subject.tokenizer is None and (special or (special is None and not causal)):
-        raise ValueError(f"{subject.model.name} has no tokenizer that knows special tokens; give --noskip_special.")
+        raise ValueError(
+            f"{subject.model.name} has no tokenizer that knows special tokens; give "
+            "--noskip_special."
+        )
     skipped: Collection[int] = ()
     if subject.tokenizer is not None:
         skipped = skipped_tokens(subject.tokenizer, masked=not causal, skip_special=special)
     return all_positions(split, skip_first=first, skip_tokens=sorted(skipped))
 
 
-def sentence_batches(subject: Subject, split: Split, tokens: str, settings: ReadingSettings) -> list[Batch]:
+def sentence_batches(
+    subject: Subject, split: Split, tokens: str, settings: ReadingSettings
+) -> list[Batch]:
     """Returns batches of the sentences (`as_read`), in which the tokens to read are
     marked.
     """
@@ -168,7 +177,11 @@ def fit_layers(
       Maps by source and target layer, and the number of tokens that they were fitted
       on.
     """
-    fitting: Keywords = {"targets": targets, "intercept": settings.intercept, "progress": subject.bar("fit")}
+    fitting: Keywords = {
+        "targets": targets,
+        "intercept": settings.intercept,
+        "progress": subject.bar("fit"),
+    }
     statistics = read_statistics(subject, settings, targets)
     if isinstance(statistics, Moments):
         maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **fitting)
@@ -178,7 +191,9 @@ def fit_layers(
     return maps, solutions[0].n
 
 
-def read_statistics(subject: Subject, settings: FitSettings, targets: str) -> Moments | list[Float[ndarray, "N D"]]:
+def read_statistics(
+    subject: Subject, settings: FitSettings, targets: str
+) -> Moments | list[Float[ndarray, "N D"]]:
     """Returns the streams h_0 .. h_L at the tokens to fit on, or the moments of their
     pairs, as the route has it. All hosts take part.
     """
@@ -186,10 +201,14 @@ def read_statistics(subject: Subject, settings: FitSettings, targets: str) -> Mo
     if _route(subject, settings, targets) == "streaming":
         batches = sentence_batches(subject, split, settings.fit_tokens, settings)
         bar, kept = subject.bar("read fit"), snapshots(subject, settings)
-        return stream_moments(subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar)
+        return stream_moments(
+            subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar
+        )
     if settings.fit_tokens == "all":
         split = split.with_examples(tokens_read(subject, split, "all", settings))
-    return list(subject.capture(split, stream_sites(L), progress=subject.bar("capture fit")).values())
+    return list(
+        subject.capture(split, stream_sites(L), progress=subject.bar("capture fit")).values()
+    )
 
 
 def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
@@ -215,7 +234,8 @@ def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
     else:
         count = int(np.count_nonzero(tokens_read(subject, split, "all", settings)))
     activations = memory_of_activations(count, config.width, config.layers)
-    moments = jax.local_device_count() * statistics_bytes(config, targets)  # every device has sums of its own
+    # every device has sums of its own
+    moments = jax.local_device_count() * statistics_bytes(config, targets)
     route, why = choose_route(activations, moments)
     subject.announce(f"route {route}: {why}")
     return route

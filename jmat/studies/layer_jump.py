@@ -91,15 +91,25 @@ def run(
     L, held_out = model.config.layers, subject.examples.eval
     maps, n = fit_layers(subject, options, targets=options.targets)
     streams = list(
-        subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")).values()
+        subject.capture(
+            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
+        ).values()
     )
-    shortcuts = {("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)}
+    shortcuts = {
+        ("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)
+    }
     shortcuts |= {("id", i): (Identity(), streams[i]) for i in range(L + 1)}
     predictions = Predictions()
-    values = evaluate(model, streams[L], shortcuts, predictions=predictions, progress=subject.bar("evaluate"))
-    rows = noted(metric_rows(values, L, groups=held_out.rows, seed=options.seed), predictions.note())
+    values = evaluate(
+        model, streams[L], shortcuts, predictions=predictions, progress=subject.bar("evaluate")
+    )
+    rows = noted(
+        metric_rows(values, L, groups=held_out.rows, seed=options.seed), predictions.note()
+    )
     named = {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}
-    return report("layer_jump", subject, options, rows, maps=named, n=n, tables=table, figures={FIGURE: plot})
+    return report(
+        "layer_jump", subject, options, rows, maps=named, n=n, tables=table, figures={FIGURE: plot}
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -109,4 +119,6 @@ def table(rows: Sequence[Row]) -> str:
 
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws the metrics by layer, one panel each."""
-    return plot_by_layer(results, METRICS, **titled(drawing, f"{model_name(results)}: reading layer l"))
+    return plot_by_layer(
+        results, METRICS, **titled(drawing, f"{model_name(results)}: reading layer l")
+    )

@@ -67,15 +67,21 @@ def run(
       >>> results = jmat.studies.r2.run(model, texts, tokenizer=tokenizer)
       >>> figure, table = results.plot(), results.table()
     """
-    subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
+    subject = read_subject(
+        model, examples, tokenizer, options, needs_head=False, say=say, shared=shared
+    )
     held_out = subject.examples.eval
     maps, n = fit_layers(subject, options)
     sites = stream_sites(model.config.layers)
-    streams = list(subject.capture(subject.as_read.eval, sites, progress=subject.bar("capture eval")).values())
+    streams = list(
+        subject.capture(subject.as_read.eval, sites, progress=subject.bar("capture eval")).values()
+    )
     drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
     rows = r2_rows(streams, maps, drawn, progress=subject.bar("evaluate"))
     named = {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}
-    return report("r2", subject, options, rows, maps=named, n=n, tables=table, figures={FIGURE: plot})
+    return report(
+        "r2", subject, options, rows, maps=named, n=n, tables=table, figures={FIGURE: plot}
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -84,13 +90,17 @@ def table(rows: Sequence[Row]) -> str:
     for name in ("mat", "id"):
         shown = [row for row in rows if row["map"] == name and row["metric"] == "r2"]
         heading = f"r2 of {name}: layer i (down) to target j (across)"
-        tables.append(f"{heading}\n{format_table(shown, index='layer', columns=('target',), metrics=('r2',))}")
+        tables.append(
+            f"{heading}\n{format_table(shown, index='layer', columns=('target',), metrics=('r2',))}"
+        )
     return "\n\n".join(tables)
 
 
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws heat maps of r2, one a map."""
-    return plot_r2(results, **titled(drawing, f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$"))
+    return plot_r2(
+        results, **titled(drawing, f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$")
+    )
 
 
 class Resamples(NamedTuple):
@@ -104,14 +114,20 @@ class Resamples(NamedTuple):
 
 
 def resamples(
-    positions: Int[ndarray, " N"], groups: Int[ndarray, " N"] | None = None, *, samples: int = 200, seed: int = 0
+    positions: Int[ndarray, " N"],
+    groups: Int[ndarray, " N"] | None = None,
+    *,
+    samples: int = 200,
+    seed: int = 0,
 ) -> Resamples:
     """Draws them once, for all pairs; `groups` of examples, the sentences, are drawn
     whole.
     """
     is_later = positions > 0
     every = np.arange(len(positions)) if groups is None else groups
-    return Resamples(_counts(every, samples, seed), _counts(every[is_later], samples, seed), is_later)
+    return Resamples(
+        _counts(every, samples, seed), _counts(every[is_later], samples, seed), is_later
+    )
 
 
 def r2_rows(
@@ -127,8 +143,13 @@ def r2_rows(
     rows: list[Row] = []
     for j in track(sorted({j for _, j in maps}), progress):
         for i in sorted(i for i, target in maps if target == j):
-            for name, predicted in (("mat", np.asarray(maps[i, j](streams[i]))), ("id", streams[i])):
-                rows += pair_rows({"map": name, "layer": i, "target": j}, streams[j], predicted, drawn)
+            for name, predicted in (
+                ("mat", np.asarray(maps[i, j](streams[i]))),
+                ("id", streams[i]),
+            ):
+                rows += pair_rows(
+                    {"map": name, "layer": i, "target": j}, streams[j], predicted, drawn
+                )
     return rows
 
 
@@ -169,8 +190,8 @@ def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:
     if constant == 0:
         return None
     return (
-        f"{constant} of {len(varies)} coordinates of the target do not vary: each counts 1 where it is predicted "
-        "exactly, else 0, as in scikit-learn"
+        f"{constant} of {len(varies)} coordinates of the target do not vary: each counts 1 where "
+        "it is predicted exactly, else 0, as in scikit-learn"
     )
 
 
@@ -181,4 +202,6 @@ def _counts(groups: Int[ndarray, " N"], samples: int, seed: int) -> Float[ndarra
     n = len(groups)
     if n == 0:
         return np.ones((1, 0))
-    return np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
+    return np.concatenate(
+        [np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)]
+    )

@@ -21,13 +21,20 @@ def choose_route(activations: int, moments: int) -> tuple[str, str]:
     """Returns (`memory` or `streaming`, why), by the bytes that each needs."""
     stored, summed = bytes_in_words(activations), bytes_in_words(moments)
     if activations <= moments:
-        return "memory", f"activations take {stored}, not more than the {summed} of their statistics"
+        return (
+            "memory",
+            f"activations take {stored}, not more than the {summed} of their statistics",
+        )
     if activations <= FINE:
         return (
             "memory",
-            f"activations take {stored}, their statistics {summed}: up to {bytes_in_words(FINE)} are stored",
+            f"activations take {stored}, their statistics {summed}: up to {bytes_in_words(FINE)} "
+            "are stored",
         )
-    return "streaming", f"activations take {stored}, their statistics {summed}, however long the text is"
+    return (
+        "streaming",
+        f"activations take {stored}, their statistics {summed}, however long the text is",
+    )
 
 
 def bytes_in_words(size: float | int) -> str:

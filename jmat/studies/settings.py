@@ -94,7 +94,10 @@ class Subject:
     def __post_init__(self) -> None:
         """Raises ValueError for shared activations of another model."""
         if self.shared is not None and self.shared.model is not self.model:
-            raise ValueError("the shared activations are another model's: give those of the model that is studied.")
+            raise ValueError(
+                "the shared activations are another model's: give those of the model that is "
+                "studied."
+            )
 
     @functools.cached_property
     def model_hash(self) -> str:
@@ -185,7 +188,9 @@ def read_subject(
     """
     check_model(model)
     if not isinstance(options, Settings):
-        raise ValueError(f"options is of type {type(options).__name__}; expected the Options of the study.")
+        raise ValueError(
+            f"options is of type {type(options).__name__}; expected the Options of the study."
+        )
     if needs_head:
         check_head(model)
     mask_token = mask_token_of(model, tokenizer)
@@ -198,14 +203,22 @@ def read_subject(
 def check_head(model: Transformer) -> None:
     """Raises ValueError for a model that makes no predictions."""
     if model.head is None:
-        raise ValueError(f"{model.name or 'the model'} has no language-model head; this study needs its predictions.")
+        raise ValueError(
+            f"{model.name or 'the model'} has no language-model head; this study needs its "
+            "predictions."
+        )
 
 
-def _examples_of(texts: Sequence[str], model: Transformer, tokenizer: Tokenizer | None, seed: int) -> Examples:
+def _examples_of(
+    texts: Sequence[str], model: Transformer, tokenizer: Tokenizer | None, seed: int
+) -> Examples:
     tokenizer = check_texts(texts, tokenizer)
     fit, held_out = divide(set(texts), **_SHARES)
     if not (fit and held_out):
-        raise ValueError(f"{len(set(texts))} different texts are too few: some are fitted on and others evaluated on.")
+        raise ValueError(
+            f"{len(set(texts))} different texts are too few: some are fitted on and others "
+            "evaluated on."
+        )
     size: Keywords = {"max_length": model.config.num_positions, "masked": not model.config.causal}
     return make_examples(fit, held_out, tokenizer, protocol="din2023", seed=seed, **size)
 

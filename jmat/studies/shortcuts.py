@@ -73,19 +73,29 @@ def evaluate(
     check_model(model)
     check_seed(seed)
     if not isinstance(shortcuts, Mapping):
-        raise ValueError(f"shortcuts is {type(shortcuts).__name__}; expected a dict from names to jmat.Shortcut.")
+        raise ValueError(
+            f"shortcuts is {type(shortcuts).__name__}; expected a dict from names to jmat.Shortcut."
+        )
     L = model.config.layers
     if isinstance(shortcuts, Shortcut):
         raise ValueError(
-            'expected a dict from names to shortcuts, such as {"mat": jmat.Shortcut(source, target, map)}; got one '
+            "expected a dict from names to shortcuts, such as "
+            '{"mat": jmat.Shortcut(source, target, map)}; got one '
             "jmat.Shortcut without a name."
         )
     wrong = [name for name, shortcut in shortcuts.items() if not isinstance(shortcut, Shortcut)]
     if wrong or not shortcuts:
-        got = f"{wrong[0]!r} is of type {type(shortcuts[wrong[0]]).__name__}" if wrong else "there are none"
+        got = (
+            f"{wrong[0]!r} is of type {type(shortcuts[wrong[0]]).__name__}"
+            if wrong
+            else "there are none"
+        )
         raise ValueError(f"expected a jmat.Shortcut(source, target, map) for each name; {got}.")
     if beyond := [name for name, shortcut in shortcuts.items() if shortcut.target > L]:
-        raise ValueError(f"shortcut {beyond[0]!r} leads to layer {shortcuts[beyond[0]].target}; the last one is {L}.")
+        raise ValueError(
+            f"shortcut {beyond[0]!r} leads to layer {shortcuts[beyond[0]].target}; the last one is "
+            f"{L}."
+        )
     for name, shortcut in shortcuts.items():
         _check_map(name, shortcut, model)
     split = predictions_in(model, inputs, tokenizer, seed=seed)
@@ -96,8 +106,12 @@ def evaluate(
     predictions, rows = Predictions(), list[Row]()
     for name, shortcut in shortcuts.items():
         stand_in: tuple[Site, np.ndarray] = (shortcut.map, acts[streams[shortcut.source]])
-        if shortcut.target < L or isinstance(shortcut.map, NeedsContext):  # what reads the whole text
-            stand_in = (Identity(), capture(model, split, streams[L:], sites=shortcut, progress=progress)[streams[L]])
+        # what reads the whole text
+        if shortcut.target < L or isinstance(shortcut.map, NeedsContext):
+            stand_in = (
+                Identity(),
+                capture(model, split, streams[L:], sites=shortcut, progress=progress)[streams[L]],
+            )
         key = {(name, shortcut.source): stand_in}
         values = compare(model, acts[streams[L]], key, targets=targets, predictions=predictions)
         figures = metric_rows(values, shortcut.target, groups=split.rows, seed=seed)
@@ -105,7 +119,9 @@ def evaluate(
     rows = noted(rows, predictions.note())
     text = {"source": "texts", "eval": fingerprint(split)}
     weights = model_hash(parameters(model))
-    return Results("evaluate", rows, {"model": model.name, "seed": seed}, weights, text, tables=table)
+    return Results(
+        "evaluate", rows, {"model": model.name, "seed": seed}, weights, text, tables=table
+    )
 
 
 def _check_map(name: str, shortcut: Shortcut, model: Transformer) -> None:

@@ -31,7 +31,9 @@ class Regularizer(NamedTuple):
         every = stream_sites(layers)
         return {"none": (), "cosine": every, "mse": every, "final_jump": every[-2:]}[self.kind]
 
-    def __call__(self, acts: Mapping[str, Float[Array, "B T D"]], real: Bool[Array, "B T"]) -> Float[Array, ""]:
+    def __call__(
+        self, acts: Mapping[str, Float[Array, "B T D"]], real: Bool[Array, "B T"]
+    ) -> Float[Array, ""]:
         """Returns the weighted penalty on the streams at `sites`, in their order;
         float32.
 
@@ -45,7 +47,9 @@ class Regularizer(NamedTuple):
         measure = _squared_distance if self.kind == "mse" else _cosine_distance
         per_token = sum(measure(a, b) for a, b in itertools.pairwise(streams))
         weights = real.astype(jnp.float32)
-        return jnp.float32(self.weight) * (per_token * weights).sum() / jnp.maximum(weights.sum(), 1)
+        return (
+            jnp.float32(self.weight) * (per_token * weights).sum() / jnp.maximum(weights.sum(), 1)
+        )
 
 
 def _squared_distance(a: Float[Array, "B T D"], b: Float[Array, "B T D"]) -> Float[Array, "B T"]:

@@ -25,7 +25,8 @@ Loss = Callable[[PyTree, TrainingBatch, Shaped[Array, ""]], tuple[Array, Array, 
 
 NO_REGULARIZER = Regularizer()
 OPTIMIZERS = ("adamw", "muon")
-_B2 = 0.98  # of Adam's second moment: a shorter memory than the usual 0.999 suits some thousand steps
+# of Adam's second moment: a shorter memory than the usual 0.999 suits some thousand steps
+_B2 = 0.98
 
 
 class TrainState(NamedTuple):
@@ -51,7 +52,11 @@ def cross_entropy(
 
 
 def causal_lm_loss(
-    model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""], *, regularizer: Regularizer = NO_REGULARIZER
+    model: Transformer,
+    batch: TrainingBatch,
+    key: Shaped[Array, ""],
+    *,
+    regularizer: Regularizer = NO_REGULARIZER,
 ) -> tuple[Array, Array, Array]:
     """Returns the loss where each token predicts the next one of its sentence; the key
     is not used.
@@ -59,14 +64,18 @@ def causal_lm_loss(
     del key
     x, penalty = _states(model, batch, batch.tokens, regularizer)
     targets = jnp.asarray(batch.targets)
-    total, count, correct = cross_entropy(logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32))
+    total, count, correct = cross_entropy(
+        logits(model, x), jnp.maximum(targets, 0), (targets >= 0).astype(jnp.float32)
+    )
     return total + penalty * count, count, correct
 
 
 def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -> Loss:
     """Returns the loss at masked tokens; the head runs at those places only."""
 
-    def loss(model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""]) -> tuple[Array, Array, Array]:
+    def loss(
+        model: Transformer, batch: TrainingBatch, key: Shaped[Array, ""]
+    ) -> tuple[Array, Array, Array]:
         masked = mask_tokens(batch, key, mask_id=mask_id, vocab_size=model.config.vocab_size)
         x, penalty = _states(model, batch, masked.tokens, regularizer)
         x = jnp.take_along_axis(x, masked.places[..., None], axis=1)
@@ -77,7 +86,10 @@ def masked_lm_loss(mask_id: int, *, regularizer: Regularizer = NO_REGULARIZER) -
 
 
 def _states(
-    model: Transformer, batch: TrainingBatch, tokens: Int[Array | np.ndarray, "B T"], regularizer: Regularizer
+    model: Transformer,
+    batch: TrainingBatch,
+    tokens: Int[Array | np.ndarray, "B T"],
+    regularizer: Regularizer,
 ) -> tuple[Array, Array]:
     """Returns the final stream, and the penalty on the way to it."""
     keep = regularizer.sites(model.config.layers)
@@ -105,10 +117,17 @@ def make_optimizer(
     steps.
     """
     if not 0 <= warmup_steps < steps:
-        raise ValueError(f"{warmup_steps} warm-up steps of {steps} steps: expected fewer warm-up steps than steps.")
-    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, steps, 0.1 * learning_rate)
+        raise ValueError(
+            f"{warmup_steps} warm-up steps of {steps} steps: expected fewer warm-up steps than "
+            "steps."
+        )
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, learning_rate, warmup_steps, steps, 0.1 * learning_rate
+    )
     if kind == "adamw":
-        optimizer = optax.adamw(schedule, b1=0.9, b2=_B2, weight_decay=weight_decay, mask=_is_matrix)
+        optimizer = optax.adamw(
+            schedule, b1=0.9, b2=_B2, weight_decay=weight_decay, mask=_is_matrix
+        )
     elif kind == "muon":
         optimizer = optax.contrib.muon(
             schedule,
@@ -129,7 +148,9 @@ def _is_matrix(params: PyTree) -> PyTree:
 def _block_matrices(params: PyTree) -> PyTree:
     """Returns the matrices that muon orthogonalizes, [in, out]; None for all others."""
 
-    def dimensions(path: tuple[object, ...], leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+    def dimensions(
+        path: tuple[object, ...], leaf: Array
+    ) -> optax.contrib.MuonDimensionNumbers | None:
         in_block = path[0] == jax.tree_util.GetAttrKey("blocks")
         return optax.contrib.MuonDimensionNumbers() if in_block and leaf.ndim == 2 else None
 
@@ -176,13 +197,16 @@ def make_evaluate(
     compiled = jax.jit(loss)
     padded = batch.padded_to(batch_size)
     slices = [
-        shard_batch(mesh, padded.take(np.arange(at, at + batch_size))) for at in range(0, padded.rows, batch_size)
+        shard_batch(mesh, padded.take(np.arange(at, at + batch_size)))
+        for at in range(0, padded.rows, batch_size)
     ]
 
     def evaluate(model: PyTree) -> dict[str, float]:
         key = jax.random.key(seed)
         sums = [compiled(model, part, jax.random.fold_in(key, i)) for i, part in enumerate(slices)]
-        total, count, correct = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0).tolist()
+        total, count, correct = np.sum(
+            np.asarray(jax.device_get(sums), np.float64), axis=0
+        ).tolist()
         mean = (total / count, correct / count) if count else (float("nan"), float("nan"))
         return {"loss": mean[0], "accuracy": mean[1], "count": count}
 
@@ -215,7 +239,10 @@ def batches(
             packed, held = epoch_rows(0), 0
             per_epoch = packed.rows // batch_size
             if per_epoch == 0:
-                raise ValueError(f"{packed.rows} rows do not fill a batch of {batch_size}: choose a smaller batch.")
+                raise ValueError(
+                    f"{packed.rows} rows do not fill a batch of {batch_size}: choose a smaller "
+                    "batch."
+                )
         epoch, index = divmod(step, per_epoch)
         if epoch != held:
             packed, held = epoch_rows(epoch), epoch

@@ -11,4 +11,5 @@ class Change:
     old: str  # text that occurs exactly once in the file
     new: str  # the text that takes its place
     words: str  # describes the fault in a few words
-    tests: str = ""  # test files that should notice, e.g. "test_r2.py test_jumps.py"; "": all of them
+    # test files that should notice, e.g. "test_r2.py test_jumps.py"; "": all of them
+    tests: str = ""

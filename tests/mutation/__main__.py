@@ -1,14 +1,17 @@
-"""Counts how many small wrong changes the fast tests notice. Run by hand, from the root of the tree:
+"""Counts how many small wrong changes the fast tests notice. Run by hand, from the root
+of the tree:
 
     python -m tests.mutation                      # all changes, each against the test files that it names
     python -m tests.mutation library              # those of `changes_library.py`; others likewise
     python -m tests.mutation library r2 interval  # of these, the ones whose file or words contain "r2" or "interval"
     python -m tests.mutation --whole              # each against the whole fast suite (hours)
 
-Every change is made alone, in a temporary copy of the tree: the working tree is only read. pytest runs until the first
-failure. The tests must pass without any change, which is checked first (`--trust` leaves that out). The table says of
-each change whether it was noticed and by which test, and lists the changes whose old text is no longer there; the exit
-code is 0 where all were noticed. The libraries are imported once, and every run is a fork.
+Every change is made alone, in a temporary copy of the tree: the working tree is only
+read. pytest runs until the first failure. The tests must pass without any change, which
+is checked first (`--trust` leaves that out). The table says of each change whether it
+was noticed and by which test, and lists the changes whose old text is no longer there;
+the exit code is 0 where all were noticed. The libraries are imported once, and every
+run is a fork.
 """
 
 import argparse
@@ -29,19 +32,34 @@ from tests.mutation import Change
 
 ROOT = pathlib.Path(__file__).parents[2]
 LISTS = ("library", "scripts", "methods", "blind", "more", "fresh", "third", "neighbours", "zoo")
-LIBRARIES = "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch transformers"
+LIBRARIES = (
+    "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "
+    "transformers"
+)
 SECONDS = 900  # of one run; a change that makes the tests hang is noticed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help=f"a list ({', '.join(LISTS)}), then words of files or descriptions")
-    parser.add_argument("--whole", action="store_true", help="run the whole fast suite for every change")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a change first")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "words", nargs="*", help=f"a list ({', '.join(LISTS)}), then words of files or descriptions"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="run the whole fast suite for every change"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="do not run the tests without a change first"
+    )
     given = parser.parse_args()
     lists = [name for name in LISTS if name in given.words] or LISTS
     words = [word.lower() for word in given.words if word not in LISTS]
-    changes = [change for change in _read(lists) if not words or any(word in _text(change) for word in words)]
+    changes = [
+        change
+        for change in _read(lists)
+        if not words or any(word in _text(change) for word in words)
+    ]
     for name in LIBRARIES.split():
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="jmat-mutation-") as folder:
@@ -83,7 +101,9 @@ def _copy(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _try(copy: pathlib.Path, change: Change, whole: bool) -> str | None:
-    """The test that notices, "" where none does, None where the old text is not there exactly once."""
+    """The test that notices, "" where none does, None where the old text is not there
+    exactly once.
+    """
     path, began = copy / change.file, time.monotonic()
     before = path.read_text("utf-8") if path.is_file() else ""
     if before.count(change.old) != 1:
@@ -92,7 +112,10 @@ def _try(copy: pathlib.Path, change: Change, whole: bool) -> str | None:
         path.write_text(before.replace(change.old, change.new), "utf-8")
         result = _run(copy, [] if whole else change.tests.split())
         path.write_text(before, "utf-8")
-    print(f"{time.monotonic() - began:5.0f} s  {_verdict(result):12} {change.file}: {change.words}", flush=True)
+    print(
+        f"{time.monotonic() - began:5.0f} s  {_verdict(result):12} {change.file}: {change.words}",
+        flush=True,
+    )
     return result
 
 
@@ -120,7 +143,11 @@ def _run(copy: pathlib.Path, files: list[str]) -> str:
         return ""
     text = report.read_text("utf-8", "replace")
     failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.MULTILINE)
-    return failed[1] if failed else f"pytest ended with {os.waitstatus_to_exitcode(status)}: {text[-1500:]}"
+    return (
+        failed[1]
+        if failed
+        else f"pytest ended with {os.waitstatus_to_exitcode(status)}: {text[-1500:]}"
+    )
 
 
 def _pytest(copy: pathlib.Path, report: pathlib.Path, files: list[str]) -> int:
@@ -131,15 +158,22 @@ def _pytest(copy: pathlib.Path, report: pathlib.Path, files: list[str]) -> int:
     output = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1), os.dup2(output, 2)
     os.chdir(copy)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "jmat", "experiments")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("tests", "jmat", "experiments")
+    ]:
         del sys.modules[name]
-    sys.path[:] = [str(copy), *(path for path in sys.path if pathlib.Path(path or ".").resolve() != ROOT)]
+    sys.path[:] = [
+        str(copy),
+        *(path for path in sys.path if pathlib.Path(path or ".").resolve() != ROOT),
+    ]
     os.environ["PYTHONPATH"] = str(copy)
     # A file that changes twice in a second, to the same size, would be taken for its compiled self.
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     chosen = [f"tests/{file}" for file in files] or ["tests"]
     imported_before = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    code = pytest.main(["-x", "-q", "-n0", "-pno:cacheprovider", "-rfE", "--tb=short", *imported_before, *chosen])
+    code = pytest.main(
+        ["-x", "-q", "-n0", "-pno:cacheprovider", "-rfE", "--tb=short", *imported_before, *chosen]
+    )
     sys.stdout.flush(), sys.stderr.flush()
     return int(code)
 
@@ -153,10 +187,16 @@ def _summarise(changes: list[Change], results: list[str | None]) -> int:
     for verdict in ("not found", "NOT NOTICED", "noticed"):
         for change, result in zip(changes, results, strict=True):
             if _verdict(result) == verdict:
-                print(f"{verdict:12} {change.file}: {change.words}" + (f" ({result})" if result else ""))
+                print(
+                    f"{verdict:12} {change.file}: {change.words}"
+                    + (f" ({result})" if result else "")
+                )
     made = [result for result in results if result is not None]
     noticed = sum(bool(result) for result in made)
-    print(f"\n{noticed} of {len(made)} changes noticed; the old text of {len(results) - len(made)} was not found.")
+    print(
+        f"\n{noticed} of {len(made)} changes noticed; the old text of {len(results) - len(made)} "
+        "was not found."
+    )
     return 0 if noticed == len(results) else 1
 
 

@@ -1,4 +1,6 @@
-"""Wrong changes thought up without a look at the tests or at the other lists: an independent count."""
+"""Wrong changes thought up without a look at the tests or at the other lists: an
+independent count.
+"""
 
 from tests.mutation import Change
 
@@ -41,8 +43,14 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/prune/study.py",
-        "pruned_rows(model, text, pruned, tokens_per_batch=size, seed=options.seed, progress",
-        "pruned_rows(model, text, pruned, tokens_per_batch=size, progress",
+        (
+            "    rows += pruned_rows(\n        model, text, pruned, tokens_per_batch=size, "
+            "seed=options.seed, progress=progress\n    )\n"
+        ),
+        (
+            "    rows += pruned_rows(model, text, pruned, tokens_per_batch=size, "
+            "progress=progress)\n"
+        ),
         "prune's intervals do not depend on --seed",
         "test_wiring_rest.py test_intervals.py test_prune.py test_prune_figures.py",
     ),
@@ -91,15 +99,15 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/study.py",
-        "shortcuts = {(name, l): (of[l], held_out[sites[l]])",
-        "shortcuts = {(name, l): (of[l], fit[sites[l]])",
+        "(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)",
+        "(name, l): (of[l], fit[sites[l]]) for name, of in maps.items() for l in range(L + 1)",
         "early exit evaluates its shortcuts on the fit examples",
         "test_wiring_early_exit.py test_early_exit.py test_experiments.py",
     ),
     Change(
         "jmat/studies/submodules/study.py",
-        "part_r2_rows(acts, part_maps",
-        "part_r2_rows(fit, part_maps",
+        "acts, part_maps, resamples(held_out.positions, held_out.rows, seed=options.seed)",
+        "fit, part_maps, resamples(held_out.positions, held_out.rows, seed=options.seed)",
         "r2 of the parts is of the fit examples",
         "test_wiring_parts.py test_submodules.py test_experiments.py",
     ),
@@ -148,8 +156,10 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/curves.py",
-        "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() >= level]",
-        "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() <= level]",
+        "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() >= "
+        "level]",
+        "kept = [value for value, hits in zip(grid, result.hits, strict=True) if hits.mean() <= "
+        "level]",
         "the timed lambda is one that does not keep the level",
         "test_early_exit_rows.py test_early_exit.py",
     ),
@@ -170,8 +180,8 @@ CHANGES = [
     ),
     Change(
         "experiments/text_flags.py",
-        '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
-        '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.fit)}',
+        '"eval": fingerprint(examples.eval),',
+        '"eval": fingerprint(examples.fit),',
         "results.json gives the fingerprint of the fit text as that of the evaluation text",
         "test_provenance.py test_experiments.py",
     ),
@@ -285,9 +295,10 @@ CHANGES = [
     # --- tokens ---
     Change(
         "jmat/data/encoding.py",
-        "        pieces.append([_joined(special, own[at : at + room]) for at in range(0, len(own), room)])",
-        "        pieces.append([_joined(special if at == 0 else SpecialTokens(), own[at : at + room]) "
-        "for at in range(0, len(own), room)])",
+        "        pieces.append([_joined(special, own[at : at + room]) for at in range(0, len(own), "
+        "room)])",
+        "        pieces.append([_joined(special if at == 0 else SpecialTokens(), own[at : at + "
+        "room]) for at in range(0, len(own), room)])",
         "only the first piece of a long text has BOS",
         "test_encoding.py test_tasks.py",
     ),
@@ -300,7 +311,8 @@ CHANGES = [
     ),
     Change(
         "jmat/data/encoding.py",
-        "return ids[len(before) :] if not special.after and tuple(ids[: len(before)]) == before else ids",
+        "return ids[len(before) :] if not special.after and tuple(ids[: len(before)]) == before "
+        "else ids",
         "return ids",
         "a text that spells out BOS has it twice",
         "test_encoding.py test_checkpoint_tokenizer.py",
@@ -328,15 +340,25 @@ CHANGES = [
     ),
     Change(
         "jmat/checkpoint/tokenizer.py",
-        '_config(folder / "tokenizer_config.json").get("add_bos_token", True)',
-        "True",
+        (
+            '            options["add_bos_token"] = _config(folder / "tokenizer_config.json").get(\n'
+            '                "add_bos_token", True\n'
+            "            )\n"
+        ),
+        ('            options["add_bos_token"] = True\n'),
         "add_bos_token=false of a SentencePiece checkpoint is not looked at",
         "test_checkpoint_tokenizer.py test_tokenizers.py",
     ),
     Change(
         "jmat/studies/tasks/scoring.py",
-        "    return Passage(tokens, max(len(before) + shared - cut, 1), is_cut",
-        "    return Passage(tokens, max(shared - cut, 1), is_cut",
+        (
+            "    return Passage(\n        tokens, max(len(before) + shared - cut, 1), is_cut=cut > "
+            "0 or len(prompt) < len(whole)\n    )\n"
+        ),
+        (
+            "    return Passage(tokens, max(shared - cut, 1), is_cut=cut > 0 or len(prompt) < "
+            "len(whole))\n"
+        ),
         "with BOS the prompt's last token is scored as if it were of the choice",
         "test_tasks.py test_encoding.py",
     ),

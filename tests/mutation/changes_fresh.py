@@ -1,4 +1,6 @@
-"""Wrong changes that were written without a look at the tests, round after round, in the format of the other lists."""
+"""Wrong changes that were written without a look at the tests, round after round, in
+the format of the other lists.
+"""
 
 from tests.mutation import Change
 
@@ -23,8 +25,8 @@ CHANGES = [
         "eval=random_sentences(max(_SENTENCES.value // 3, 1), vocabulary, FLAGS.seed + 1)",
         "benchmark reads the sentences that it fits on",
         (
-            "test_wiring_measures.py test_kept.py test_counts.py test_benchmark.py test_wiring_units.py "
-            "test_provenance.py"
+            "test_wiring_measures.py test_kept.py test_counts.py test_benchmark.py "
+            "test_wiring_units.py test_provenance.py"
         ),
     ),
     Change(
@@ -33,25 +35,34 @@ CHANGES = [
         'if self.config.get("tokens") == "all":',
         "maps.json does not say that all tokens were fitted on",
         (
-            "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
-            "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py"
+            "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py "
+            "test_wiring_parts.py test_wiring_rest.py test_wiring_units.py "
+            "test_wiring_early_exit.py test_provenance.py test_pieces.py"
         ),
     ),
     Change(
         "experiments/text_flags.py",
-        '"fit": fingerprint(examples.fit), "eval": fingerprint(examples.eval)}',
-        '"fit": fingerprint(examples.eval), "eval": fingerprint(examples.fit)}',
+        (
+            '        "fit": fingerprint(examples.fit),\n'
+            '        "eval": fingerprint(examples.eval),\n'
+        ),
+        (
+            '        "fit": fingerprint(examples.eval),\n'
+            '        "eval": fingerprint(examples.fit),\n'
+        ),
         "cross_corpus: the fingerprints of fit and eval are swapped in results.json",
-        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
-        "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py",
+        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py "
+        "test_wiring_parts.py test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py "
+        "test_provenance.py test_pieces.py",
     ),
     Change(
         "jmat/studies/settings.py",
         "{name: fingerprint(split) for name, split in self.splits}",
         "{name: fingerprint(split) for (name, _), (_, split) in zip(self.splits, self.splits[::-1])}",
         "studies: the fingerprints of fit and eval are swapped in results.json",
-        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
-        "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py",
+        "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py "
+        "test_wiring_parts.py test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py "
+        "test_provenance.py test_pieces.py",
     ),
     Change(
         "jmat/studies/linearity/study.py",
@@ -72,8 +83,8 @@ CHANGES = [
         "first = int(causal) if settings.skip_first is None else settings.skip_first",
         "first = int(not causal) if settings.skip_first is None else settings.skip_first",
         "all tokens of protocol jmat: the first position is skipped for masked models",
-        "test_wiring_linearity.py test_kept.py test_counts.py test_wiring_jumps.py test_wiring_units.py "
-        "test_routes.py test_linearity.py",
+        "test_wiring_linearity.py test_kept.py test_counts.py test_wiring_jumps.py "
+        "test_wiring_units.py test_routes.py test_linearity.py",
     ),
     Change(
         "jmat/studies/peek/study.py",
@@ -87,7 +98,10 @@ CHANGES = [
         'held_out = packing.pack(pairs["eval"], length)',
         'held_out = packing.pack(pairs["fit"], length)',
         "the final loss is of the watched sentences",
-        ("test_wiring_models.py test_kept.py test_counts.py test_pretraining.py test_pretrain.py test_wiring_units.py"),
+        (
+            "test_wiring_models.py test_kept.py test_counts.py test_pretraining.py "
+            "test_pretrain.py test_wiring_units.py"
+        ),
     ),
     Change(
         "jmat/studies/probe/study.py",
@@ -108,14 +122,16 @@ CHANGES = [
         'if row["metric"] == "eval_loss"]',
         'if row["metric"] == "eval_accuracy"]',
         "the study reports accuracy in place of the held-out loss",
-        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py test_experiments.py",
+        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py "
+        "test_experiments.py",
     ),
     Change(
         "experiments/steps.py",
         'done, given = out / "done.json", [*own, *more, *trained]',
         'done, given = out / "done.json", [*own, *more]',
         "a step is not repeated where the model was trained with other flags",
-        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py test_experiments.py",
+        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py "
+        "test_experiments.py",
     ),
     Change(
         "jmat/studies/verify/study.py",
@@ -126,8 +142,21 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/evaluation.py",
-        "None if groups is None else groups[known], seed)",
-        "None, seed)",
+        (
+            "            rows.append(\n"
+            "                {\n"
+            "                    **row,\n"
+            "                    **_perplexity(\n"
+            '                        read["cross_entropy"][known],\n'
+            "                        None if groups is None else groups[known],\n"
+            "                        seed,\n"
+            "                    ),\n"
+            "                }\n"
+            "            )\n"
+        ),
+        (
+            '            rows.append({**row, **_perplexity(read["cross_entropy"][known], None, seed)})\n'
+        ),
         "intervals of perplexity are over examples, not sentences",
         (
             "test_jumps.py test_kept.py test_counts.py test_intervals.py test_wiring_jumps.py "
@@ -154,8 +183,8 @@ CHANGES = [
         "least, most = order[half:][:count], order[:half][:count]",
         "the least linear tokens begin in the middle",
         (
-            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py test_wiring_linearity.py "
-            "test_intervals.py test_notes.py"
+            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py "
+            "test_wiring_linearity.py test_intervals.py test_notes.py"
         ),
     ),
     Change(
@@ -164,23 +193,36 @@ CHANGES = [
         "kept = ratios[: len(ratios) // 10]",
         "public_code reads the lowest tenth",
         (
-            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py test_wiring_linearity.py "
-            "test_intervals.py test_notes.py"
+            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py "
+            "test_wiring_linearity.py test_intervals.py test_notes.py"
         ),
     ),
     Change(
         "jmat/studies/early_exit/curves.py",
-        '"value": float(lam), "n": fitted.hits.shape[1], "note": note}',
-        '"value": float(lam), "n": n, "note": note}',
+        (
+            "            {\n"
+            "                **label,\n"
+            '                "metric": "calibrated_lambda",\n'
+            '                "value": float(lam),\n'
+            '                "n": fitted.hits.shape[1],\n'
+            '                "note": note,\n'
+            "            }\n"
+        ),
+        (
+            '            {**label, "metric": "calibrated_lambda", "value": float(lam), "n": n, "note": note}\n'
+        ),
         "n of the calibrated lambda counts the sentences it is verified on",
         "test_counts.py test_wiring_units.py",
     ),
     Change(
         "jmat/studies/prune/rows.py",
-        '"step": len(of[0]), "layer": layer',
-        '"step": len(of[0]) + 1, "layer": layer',
+        '"step": len(of[0]),',
+        '"step": len(of[0]) + 1,',
         "step of a score counts from 1",
-        ("test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py test_wiring_rest.py"),
+        (
+            "test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py "
+            "test_wiring_rest.py"
+        ),
     ),
     Change(
         "jmat/studies/probe/labels.py",
@@ -191,8 +233,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/tasks/scoring.py",
-        '"n": int(counts.sum()), "lines": len(sums)}',
-        '"n": int(counts.sum()), "lines": len(encoded)}',
+        '"lines": len(sums),',
+        '"lines": len(encoded),',
         "lines counts those without a token to predict",
         "test_counts.py test_wiring_units.py",
     ),
@@ -229,7 +271,10 @@ CHANGES = [
         "return 4 * tokens * width * (layers + 1 + 2 * min(MOST_AT_ONCE, layers) + 1)",
         "return 4 * tokens * width * (layers + 1)",
         "memory of activations leaves out what the device holds",
-        ("test_routes.py test_kept.py test_counts.py test_streaming.py test_numbers_on_paper.py test_wiring_jumps.py"),
+        (
+            "test_routes.py test_kept.py test_counts.py test_streaming.py test_numbers_on_paper.py "
+            "test_wiring_jumps.py"
+        ),
     ),
     Change(
         "experiments/pretraining/reported.py",
@@ -265,8 +310,8 @@ CHANGES = [
         'named = {f"mat.{l}.{L}": jumps[l, L] for l in range(1, L)}',
         "early_exit does not save the map from layer 0",
         (
-            "test_wiring_early_exit.py test_kept.py test_counts.py test_early_exit.py test_wiring_units.py "
-            "test_wiring_models.py"
+            "test_wiring_early_exit.py test_kept.py test_counts.py test_early_exit.py "
+            "test_wiring_units.py test_wiring_models.py"
         ),
     ),
     Change(
@@ -288,7 +333,10 @@ CHANGES = [
         "return Linear(C, c if solution.bias is None else c + solution.bias), solution",
         "return Linear(C, c if solution.bias is None else solution.bias), solution",
         "merging from the output forgets the bias of the projection",
-        ("test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py test_wiring_rest.py"),
+        (
+            "test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py "
+            "test_wiring_rest.py"
+        ),
     ),
     Change(
         "jmat/data/kinds.py",
@@ -317,8 +365,8 @@ CHANGES = [
         'hf = {"dtype": "float32", **config.to_hf()}',
         "config.json of a saved model keeps the dtype of what was read",
         (
-            "test_checkpoint.py test_load.py test_bad_checkpoints.py test_precision.py test_family_files.py "
-            "test_mutated_files.py"
+            "test_checkpoint.py test_load.py test_bad_checkpoints.py test_precision.py "
+            "test_family_files.py test_mutated_files.py"
         ),
     ),
     Change(
@@ -348,8 +396,8 @@ CHANGES = [
         "for part in PARTS:",
         "--parts does nothing to what is measured",
         (
-            "test_wiring_measures.py test_kept.py test_counts.py test_benchmark.py test_wiring_units.py "
-            "test_provenance.py"
+            "test_wiring_measures.py test_kept.py test_counts.py test_benchmark.py "
+            "test_wiring_units.py test_provenance.py"
         ),
     ),
     Change(
@@ -361,8 +409,14 @@ CHANGES = [
     ),
     Change(
         "experiments/common.py",
-        'words += [f"{name}={str(value).lower()}" for name, value in chosen.items() if value is not None]',
-        'words += [f"{name}={str(value).lower()}" for name, value in chosen.items() if value]',
+        (
+            "        words += [\n"
+            '            f"{name}={str(value).lower()}" for name, value in chosen.items() if value is not None\n'
+            "        ]\n"
+        ),
+        (
+            '        words += [f"{name}={str(value).lower()}" for name, value in chosen.items() if value]\n'
+        ),
         "maps.json leaves out skip_first=0 and skip_special=false",
         "test_counts.py test_wiring_units.py",
     ),
@@ -379,8 +433,9 @@ CHANGES = [
         "if int(solution.rank) < solution.n:",
         "ranks are held against the number of examples",
         (
-            "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py test_wiring_parts.py "
-            "test_wiring_rest.py test_wiring_units.py test_wiring_early_exit.py test_provenance.py test_pieces.py"
+            "test_wiring_jumps.py test_kept.py test_counts.py test_wiring_linearity.py "
+            "test_wiring_parts.py test_wiring_rest.py test_wiring_units.py "
+            "test_wiring_early_exit.py test_provenance.py test_pieces.py"
         ),
     ),
     Change(
@@ -389,8 +444,8 @@ CHANGES = [
         "text={corpus: job.text() for corpus, each in jobs.items()}",
         "every corpus has the fingerprint of the first",
         (
-            "test_wiring_rest.py test_kept.py test_counts.py test_cross_corpus.py test_wiring_units.py "
-            "test_experiments.py"
+            "test_wiring_rest.py test_kept.py test_counts.py test_cross_corpus.py "
+            "test_wiring_units.py test_experiments.py"
         ),
     ),
     Change(
@@ -419,8 +474,8 @@ CHANGES = [
         ),
         "the most linear tokens are printed as the least",
         (
-            "test_wiring_linearity.py test_kept.py test_counts.py test_linearity.py test_linearity_rows.py "
-            "test_wiring_units.py"
+            "test_wiring_linearity.py test_kept.py test_counts.py test_linearity.py "
+            "test_linearity_rows.py test_wiring_units.py"
         ),
     ),
     Change(
@@ -428,14 +483,20 @@ CHANGES = [
         "layers = sorted({*chosen_layers(options.layers, L), L})",
         "layers = sorted({*chosen_layers(options.layers, L), 0, L})",
         "peek always shows the embedding",
-        ("test_wiring_early_exit.py test_kept.py test_counts.py test_peek.py test_wiring_units.py test_folders.py"),
+        (
+            "test_wiring_early_exit.py test_kept.py test_counts.py test_peek.py "
+            "test_wiring_units.py test_folders.py"
+        ),
     ),
     Change(
         "experiments/pretrain.py",
         'averaged = settings["checkpoint_every"], settings["average_checkpoints"]',
         'averaged = settings["checkpoint_every"], 1',
         "--average_checkpoints does nothing",
-        ("test_wiring_models.py test_kept.py test_counts.py test_pretraining.py test_pretrain.py test_wiring_units.py"),
+        (
+            "test_wiring_models.py test_kept.py test_counts.py test_pretraining.py "
+            "test_pretrain.py test_wiring_units.py"
+        ),
     ),
     Change(
         "experiments/pretrain.py",
@@ -449,7 +510,8 @@ CHANGES = [
         'for weight in ["0"] if kind == "none" else weights:',
         'for weight in weights[:1] if kind == "none" else weights:',
         "the study's model without penalty has a weight",
-        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py test_experiments.py",
+        "test_wiring_models.py test_kept.py test_counts.py test_wiring_units.py "
+        "test_experiments.py",
     ),
     Change(
         "experiments/streams.py",
@@ -467,7 +529,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/tasks/study.py",
-        "for name, asked in tasks.items():\n        rows += task_rows(model, tokenizer, name, asked,",
+        "for name, asked in tasks.items():\n        rows += task_rows(model, tokenizer, name, "
+        "asked,",
         (
             "for name, asked in reversed(tasks.items()):\n        rows += "
             "task_rows(model, tokenizer, name, next(iter(tasks.values())),"
@@ -491,8 +554,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/cross_corpus/rows.py",
-        "means = {\n        key: None if None in each else",
-        "means = {\n        key: None if all(value is None for value in each) else",
+        "if None in each",
+        "if all(value is None for value in each)",
         "a mean over layers leaves out those without a value",
         "test_counts.py test_wiring_units.py",
     ),
@@ -502,8 +565,8 @@ CHANGES = [
         "lengths = whole",
         "timed sentences of causal models run to their end",
         (
-            "test_early_exit.py test_kept.py test_counts.py test_early_exit_rows.py test_intervals.py "
-            "test_stopping.py test_wiring_early_exit.py"
+            "test_early_exit.py test_kept.py test_counts.py test_early_exit_rows.py "
+            "test_intervals.py test_stopping.py test_wiring_early_exit.py"
         ),
     ),
     Change(
@@ -512,8 +575,8 @@ CHANGES = [
         "known = np.flatnonzero(often >= _OFTEN)",
         "short texts have no least linear tokens",
         (
-            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py test_wiring_linearity.py "
-            "test_intervals.py test_notes.py"
+            "test_linearity_rows.py test_kept.py test_counts.py test_linearity.py "
+            "test_wiring_linearity.py test_intervals.py test_notes.py"
         ),
     ),
     Change(
@@ -549,7 +612,10 @@ CHANGES = [
         "float(np.arccos(cosine).mean() / np.pi)",
         "float(np.arccos(cosine).mean())",
         "the angular distance is in radians",
-        ("test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py test_wiring_rest.py"),
+        (
+            "test_prune_figures.py test_kept.py test_counts.py test_prune.py test_intervals.py "
+            "test_wiring_rest.py"
+        ),
     ),
     Change(
         "jmat/studies/prune/surgery.py",
@@ -606,8 +672,8 @@ CHANGES = [
         'DTYPES = ("float32", "bfloat16")',
         "float16 is refused",
         (
-            "test_checkpoint.py test_load.py test_bad_checkpoints.py test_precision.py test_family_files.py "
-            "test_mutated_files.py"
+            "test_checkpoint.py test_load.py test_bad_checkpoints.py test_precision.py "
+            "test_family_files.py test_mutated_files.py"
         ),
     ),
     Change(
@@ -619,8 +685,12 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/prune/plans.py",
-        'outside = {name: site for name, site in sites.items() if ".".join(name.split(".")[:2]) not in gone}',
-        "outside = dict(sites)",
+        (
+            "    outside = {\n"
+            '        name: site for name, site in sites.items() if ".".join(name.split(".")[:2]) not in gone\n'
+            "    }\n"
+        ),
+        ("    outside = dict(sites)\n"),
         "what stood in for parts of a removed block stays",
         "test_counts.py test_wiring_units.py",
     ),

@@ -1,4 +1,6 @@
-"""Wrong changes of what departs from the papers: scores and estimators by name, pieces of text, the cost of an exit."""
+"""Wrong changes of what departs from the papers: scores and estimators by name, pieces
+of text, the cost of an exit.
+"""
 
 from tests.mutation import Change
 
@@ -47,8 +49,10 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/rows.py",
-        '    "linear_fit": "intrinsic_dimension_fit",\n    "public_code": "intrinsic_dimension_public_code",',
-        '    "public_code": "intrinsic_dimension_fit",\n    "linear_fit": "intrinsic_dimension_public_code",',
+        '    "linear_fit": "intrinsic_dimension_fit",\n    "public_code": '
+        '"intrinsic_dimension_public_code",',
+        '    "public_code": "intrinsic_dimension_fit",\n    "linear_fit": '
+        '"intrinsic_dimension_public_code",',
         "two estimators under each other's metric",
         "test_linearity.py",
     ),

@@ -2,7 +2,10 @@
 
 from tests.mutation import Change
 
-_EXIT = "test_early_exit.py test_early_exit_rows.py test_intervals.py test_stopping.py test_wiring_early_exit.py"
+_EXIT = (
+    "test_early_exit.py test_early_exit_rows.py test_intervals.py test_stopping.py "
+    "test_wiring_early_exit.py"
+)
 _JUMPS = "test_jumps.py test_intervals.py test_reference.py test_wiring_jumps.py test_metrics.py"
 _PRUNE = "test_prune.py test_prune_figures.py test_intervals.py test_wiring_rest.py"
 

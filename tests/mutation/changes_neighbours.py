@@ -1,4 +1,6 @@
-"""Wrong changes of what meets other tools: the LM Evaluation Harness, trackers, trees of models."""
+"""Wrong changes of what meets other tools: the LM Evaluation Harness, trackers, trees
+of models.
+"""
 
 from tests.mutation import Change
 
@@ -57,7 +59,8 @@ CHANGES = [
     ),
     Change(
         _TRACKING,
-        "    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run of these flags sent\n",
+        "    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run of these flags "
+        "sent\n",
         "",
         "TensorBoard shows the figures of an earlier run beside the new ones",
         "test_tracking.py",

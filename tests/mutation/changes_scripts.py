@@ -12,7 +12,7 @@ _MEASURES = "test_wiring_measures.py"
 _PLOTS = "test_plots.py"
 
 CHANGES = [
-    # --- flags that all scripts share ---------------------------------------------------------------------------------
+    # --- flags that all scripts share -------------------------------------------------------------
     Change(
         "experiments/text_flags.py",
         '{**counts, "seed": FLAGS.seed}',
@@ -22,8 +22,8 @@ CHANGES = [
     ),
     Change(
         "experiments/text_flags.py",
-        'ALL else FLAGS[name].value for name in ("num_fit", "num_eval")}',
-        'ALL else FLAGS["num_eval"].value for name in ("num_fit", "num_eval")}',
+        "name: None if FLAGS[name].value == ALL else FLAGS[name].value",
+        'name: None if FLAGS[name].value == ALL else FLAGS["num_eval"].value',
         "--num_fit is --num_eval",
         _JUMPS,
     ),
@@ -139,7 +139,7 @@ CHANGES = [
         "--skip_first does nothing where all tokens are read",
         _JUMPS,
     ),
-    # --- layer_jump and r2 --------------------------------------------------------------------------------------------
+    # --- layer_jump and r2 ------------------------------------------------------------------------
     Change(
         "jmat/studies/layer_jump.py",
         "groups=held_out.rows, seed",
@@ -203,11 +203,11 @@ CHANGES = [
         "the table of mat holds id",
         _JUMPS,
     ),
-    # --- submodule_ablation -------------------------------------------------------------------------------------------
+    # --- submodule_ablation -----------------------------------------------------------------------
     Change(
         "jmat/studies/submodules/study.py",
-        "and i >= l}",
-        "and i > l}",
+        "if part in parts and i >= l",
+        "if part in parts and i > l",
         "block l stays as it is",
         _PARTS,
     ),
@@ -220,15 +220,21 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/submodules/study.py",
-        "fit_parts(fit, blocks=range(L)",
-        "fit_parts(acts, blocks=range(L)",
+        'fit, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts")',
+        'acts, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts")',
         "parts fitted on the evaluation examples",
         _PARTS,
     ),
     Change(
         "jmat/studies/submodules/study.py",
-        "held_out.rows, seed=options.seed))",
-        "held_out.rows))",
+        (
+            "    rows += part_r2_rows(\n        acts, part_maps, resamples(held_out.positions, "
+            "held_out.rows, seed=options.seed)\n    )\n"
+        ),
+        (
+            "    rows += part_r2_rows(acts, part_maps, resamples(held_out.positions, "
+            "held_out.rows))\n"
+        ),
         "bootstrap of the parts' r2: --seed does nothing",
         _PARTS,
     ),
@@ -246,7 +252,7 @@ CHANGES = [
         "bootstrap: --seed does nothing",
         _PARTS,
     ),
-    # --- early_exit and peek ------------------------------------------------------------------------------------------
+    # --- early_exit and peek ----------------------------------------------------------------------
     Change(
         "jmat/studies/early_exit/study.py",
         "top_words(model, fit[sites[L]],",
@@ -277,8 +283,12 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/study.py",
-        "split, options.protocol, cheap, seed=options.seed)",
-        "split, options.protocol, cheap)",
+        (
+            "    rows, outcomes = curve_rows(\n"
+            "        model.config, values, split, options.protocol, cheap, seed=options.seed\n"
+            "    )\n"
+        ),
+        ("    rows, outcomes = curve_rows(model.config, values, split, options.protocol, cheap)\n"),
         "bootstrap: --seed does nothing",
         _EXIT,
     ),
@@ -312,8 +322,17 @@ CHANGES = [
     ),
     Change(
         "experiments/peek.py",
-        "maps = job.options(peek.Options), _SENTENCES.value or None, _MAPS.value or None",
-        "maps = job.options(peek.Options), _SENTENCES.value or None, None",
+        (
+            "    options, sentences, maps = (\n"
+            "        job.options(peek.Options),\n"
+            "        _SENTENCES.value or None,\n"
+            "        _MAPS.value or None,\n"
+            "    )\n"
+        ),
+        (
+            "    options, sentences, maps = job.options(peek.Options), _SENTENCES.value or None, "
+            "None\n"
+        ),
         "--maps does nothing",
         _EXIT,
     ),
@@ -338,7 +357,7 @@ CHANGES = [
         "--timing_examples does nothing",
         _EXIT,
     ),
-    # --- linearity ----------------------------------------------------------------------------------------------------
+    # --- linearity --------------------------------------------------------------------------------
     Change(
         "jmat/studies/linearity/study.py",
         "measure(other, *batches",
@@ -376,8 +395,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/study.py",
-        "subject.capture(subject.as_read.eval,",
-        "subject.capture(subject.as_read.fit,",
+        'subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")',
+        'subject.as_read.fit, stream_sites(L), progress=subject.bar("capture eval")',
         "dimension of the fit examples",
         _LINEARITY,
     ),
@@ -388,7 +407,7 @@ CHANGES = [
         "columns of the table swapped",
         _LINEARITY,
     ),
-    # --- prune, probe and cross_corpus --------------------------------------------------------------------------------
+    # --- prune, probe and cross_corpus ------------------------------------------------------------
     Change(
         "jmat/studies/prune/study.py",
         "whole_sentences(subject.examples.eval, subject.mask_token)",
@@ -426,15 +445,21 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/probe/study.py",
-        '"seed": options.seed, "progress"',
-        '"seed": 0, "progress"',
+        ('        "classifier": options.classifier,\n        "seed": options.seed,\n'),
+        ('        "classifier": options.classifier,\n        "seed": 0,\n'),
         "bootstrap: --seed does nothing",
         _REST,
     ),
     Change(
         "jmat/studies/cross_corpus/study.py",
-        '{"intercept": options.intercept, "seed": options.seed',
-        '{"seed": options.seed',
+        (
+            "        fitting: Keywords = {\n"
+            '            "intercept": options.intercept,\n'
+            '            "seed": options.seed,\n'
+            '            "progress": subject.bar("fit"),\n'
+            "        }\n"
+        ),
+        ('        fitting: Keywords = {"seed": options.seed, "progress": subject.bar("fit")}\n'),
         "--intercept does nothing",
         _REST,
     ),
@@ -459,7 +484,7 @@ CHANGES = [
         "the table of pairs shows the fewest examples",
         _REST,
     ),
-    # --- tasks, pretrain, the study and bundled_quality ---------------------------------------------------------------
+    # --- tasks, pretrain, the study and bundled_quality -------------------------------------------
     Change(
         "jmat/studies/tasks/study.py",
         '"seed": options.seed, "sites"',
@@ -525,8 +550,8 @@ CHANGES = [
     ),
     Change(
         "experiments/pretrain.py",
-        "(Regularizer(), regularizer))",
-        "(regularizer, regularizer))",
+        "language_model_loss(arch, tokenizer, penalty) for penalty in (Regularizer(), regularizer)",
+        "language_model_loss(arch, tokenizer, penalty) for penalty in (regularizer, regularizer)",
         "held-out losses with the penalty",
         _MODELS,
     ),
@@ -579,7 +604,7 @@ CHANGES = [
         "the majority for the probe",
         _MODELS,
     ),
-    # --- benchmark and verify -----------------------------------------------------------------------------------------
+    # --- benchmark and verify ---------------------------------------------------------------------
     Change(
         "experiments/benchmark.py",
         "random_sentences(_SENTENCES.value, vocabulary, FLAGS.seed + 1)",
@@ -664,11 +689,12 @@ CHANGES = [
         "rounding is measured in another dtype",
         _MEASURES,
     ),
-    # --- figures ------------------------------------------------------------------------------------------------------
+    # --- figures ----------------------------------------------------------------------------------
     Change(
         "jmat/report/plots.py",
         "keys = [key(readable(name, names), look) for name, look in looks.items()]",
-        "keys = [key(readable(name, names), look) for name, look in zip(looks, reversed(looks.values()))]",
+        "keys = [key(readable(name, names), look) for name, look in zip(looks, "
+        "reversed(looks.values()))]",
         "by layer: colours and names swapped in the legend",
         _PLOTS,
     ),
@@ -744,8 +770,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/cross_corpus/plots.py",
-        '"surprisal": "surprisal, nats", "r2": "$R^2$, cut off at −1"',
-        '"r2": "surprisal, nats", "surprisal": "$R^2$, cut off at −1"',
+        ('    "surprisal": "surprisal, nats",\n    "r2": "$R^2$, cut off at −1",\n'),
+        ('    "r2": "surprisal, nats",\n    "surprisal": "$R^2$, cut off at −1",\n'),
         "titles of two panels swapped",
         _PLOTS,
     ),
@@ -777,7 +803,7 @@ CHANGES = [
         "the model itself comes first",
         _PLOTS,
     ),
-    # --- tables, the page, the corpus ---------------------------------------------------------------------------------
+    # --- tables, the page, the corpus -------------------------------------------------------------
     Change(
         "jmat/report/tables.py",
         'return f"{value:.3f}" if abs(value) < 1e4',

@@ -1,4 +1,6 @@
-"""Wrong changes that were written without a look at the tests, all rooms in turn, in the format of the other lists."""
+"""Wrong changes that were written without a look at the tests, all rooms in turn, in
+the format of the other lists.
+"""
 
 from tests.mutation import Change
 
@@ -84,8 +86,8 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/submodules/study.py",
-        "if part in parts and i >= l}",
-        "if part in parts and i == l}",
+        "if part in parts and i >= l",
+        "if part in parts and i == l",
         "ablation replaces the parts of one block only",
         _PARTS,
     ),
@@ -168,8 +170,14 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/prune/merge.py",
-        "lstsq(np.asarray(hidden, np.float32), contribution, intercept=intercept, ridge=ridge)",
-        "lstsq(np.asarray(hidden, np.float32), contribution, intercept=intercept)",
+        (
+            "        solution = lstsq(\n            np.asarray(hidden, np.float32), contribution, "
+            "intercept=intercept, ridge=ridge\n        )\n"
+        ),
+        (
+            "        solution = lstsq(np.asarray(hidden, np.float32), contribution, "
+            "intercept=intercept)\n"
+        ),
         "--ridge does nothing for merge from the hidden layer",
         _PRUNE,
     ),
@@ -252,8 +260,8 @@ _FIRST = [
     ),
     Change(
         "jmat/capture/reading.py",
-        'protocol="jmat", max_length=size, masked=True, seed=seed).eval',
-        'protocol="din2023", max_length=size, masked=True, seed=seed).eval',
+        'inputs, inputs, tokenizer, protocol="jmat", max_length=size, masked=True, seed=seed',
+        'inputs, inputs, tokenizer, protocol="din2023", max_length=size, masked=True, seed=seed',
         "jmat.evaluate masks special tokens of a masked model",
         "test_capture.py test_library.py test_maps.py",
     ),
@@ -446,8 +454,19 @@ _SECOND = [
     ),
     Change(
         "jmat/checkpoint/load.py",
-        "dtype=dtype, ignore_config=ignore_config, mesh=local_mesh()",
-        "dtype=dtype, mesh=local_mesh()",
+        (
+            "    model = load_model(\n"
+            "        folder,\n"
+            "        dtype=dtype,\n"
+            "        ignore_config=ignore_config,\n"
+            "        mesh=local_mesh(),\n"
+            "        shard_parameters=shard_parameters,\n"
+            "    )\n"
+        ),
+        (
+            "    model = load_model(folder, dtype=dtype, mesh=local_mesh(), "
+            "shard_parameters=shard_parameters)\n"
+        ),
         "jmat.load: ignore_config does nothing",
         "test_foreign_fields.py test_load.py",
     ),
@@ -691,8 +710,15 @@ _SECOND = [
     ),
     Change(
         "jmat/training/train.py",
-        "warmup_steps, steps, 0.1 * learning_rate)",
-        "warmup_steps, steps)",
+        (
+            "    schedule = optax.warmup_cosine_decay_schedule(\n"
+            "        0.0, learning_rate, warmup_steps, steps, 0.1 * learning_rate\n"
+            "    )\n"
+        ),
+        (
+            "    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, "
+            "steps)\n"
+        ),
         "the learning rate falls to 0, not to a tenth",
         "test_training_keys.py test_pretrain.py",
     ),
@@ -747,8 +773,16 @@ _SECOND = [
     ),
     Change(
         "experiments/report.py",
-        "settings = {**results.config, **cli.own_flags",
-        "settings = {**common.own_flags",
+        (
+            "        settings = {\n"
+            "            **results.config,\n"
+            "            **cli.own_flags(common.__name__),\n"
+            "            **_NOT_GIVEN.get(results.experiment, {}),\n"
+            "        }\n"
+        ),
+        (
+            "        settings = {**common.own_flags(common.__name__), **_NOT_GIVEN.get(results.experiment, {})}\n"
+        ),
         "the page's studies lose their own settings",
         "test_script_flags.py",
     ),
@@ -772,7 +806,8 @@ _SECOND = [
 _THIRD = [
     Change(
         "jmat/studies/overview/options.py",
-        'ORDER = ("submodule_ablation", *(name for name in STUDIES if name != "submodule_ablation"))',
+        'ORDER = ("submodule_ablation", *(name for name in STUDIES if name != '
+        '"submodule_ablation"))',
         "ORDER = tuple(STUDIES)",
         "the study that reads most comes third: one more pass over the text",
         "test_overview.py",
@@ -793,8 +828,14 @@ _THIRD = [
     ),
     Change(
         "jmat/runtime/errors.py",
-        'return error.strerror if error.filename is None else f"{shortened(error.filename)}: {error.strerror}."',
-        "return error.strerror",
+        (
+            "    return (\n"
+            "        error.strerror\n"
+            "        if error.filename is None\n"
+            '        else f"{shortened(error.filename)}: {error.strerror}."\n'
+            "    )\n"
+        ),
+        ("    return error.strerror\n"),
         "errors of the system do not name the file",
         "test_counts.py",
     ),
@@ -1024,8 +1065,11 @@ _THIRD = [
     ),
     Change(
         "jmat/training/penalties.py",
-        "return jnp.float32(self.weight) * (per_token * weights).sum() / jnp.maximum(weights.sum(), 1)",
-        "return jnp.float32(self.weight) * (per_token * weights).sum() / weights.size",
+        (
+            "        return (\n            jnp.float32(self.weight) * (per_token * weights).sum() "
+            "/ jnp.maximum(weights.sum(), 1)\n        )\n"
+        ),
+        ("        return jnp.float32(self.weight) * (per_token * weights).sum() / weights.size\n"),
         "penalties are means over padding, too",
         "test_pretrain.py test_training_keys.py",
     ),

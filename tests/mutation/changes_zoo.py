@@ -1,8 +1,15 @@
-"""Wrong changes of kinds of maps: their closed forms, training, costs, files, and the study that compares them."""
+"""Wrong changes of kinds of maps: their closed forms, training, costs, files, and the
+study that compares them.
+"""
 
 from tests.mutation import Change
 
-_KINDS, _FILES, _LENS, _ZOO = "test_map_kinds.py", "test_map_files.py", "test_lens.py", "test_map_zoo.py"
+_KINDS, _FILES, _LENS, _ZOO = (
+    "test_map_kinds.py",
+    "test_map_files.py",
+    "test_lens.py",
+    "test_map_zoo.py",
+)
 
 CHANGES = [
     Change(
@@ -85,7 +92,8 @@ CHANGES = [
     Change(
         "jmat/maps/kinds.py",
         "if self.entry.is_rank and isinstance(self.parameter, int) and self.parameter > widest:",
-        "if self.entry.is_rank and isinstance(self.parameter, int) and self.parameter > widest + 1:",
+        "if self.entry.is_rank and isinstance(self.parameter, int) and self.parameter > widest + "
+        "1:",
         "a rank above the width is taken",
         _KINDS,
     ),

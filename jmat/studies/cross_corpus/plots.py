@@ -18,9 +18,19 @@ from jmat.report.rows import Content, Row
 from jmat.studies.cross_corpus.rows import over_layers
 
 # Okabe and Ito's colours, with markers that survive a black-and-white printer.
-_LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "os^DvPX", strict=True)]
+_LOOKS = [
+    *zip(
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+        "os^DvPX",
+        strict=True,
+    )
+]
 
-_CURVES = {"precision@1": "precision@1", "surprisal": "surprisal, nats", "r2": "$R^2$, cut off at −1"}
+_CURVES = {
+    "precision@1": "precision@1",
+    "surprisal": "surprisal, nats",
+    "r2": "$R^2$, cut off at −1",
+}
 
 
 def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -41,16 +51,35 @@ def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         def fill(ax: Axes) -> AxesImage:
             grid = np.array([[found.get((metric, a, b), np.nan) for b in across] for a in down])
             image = share_map(ax, grid)
-            ax.set_xticks(range(len(across)), list(labels.values()), rotation=30, ha="right", rotation_mode="anchor")
+            ax.set_xticks(
+                range(len(across)),
+                list(labels.values()),
+                rotation=30,
+                ha="right",
+                rotation_mode="anchor",
+            )
             ax.set_yticks(range(len(down)), [*labels.values(), readable("id")])
-            ax.set(title=metric_name(metric), xlabel="evaluated on", ylabel=f"fitted on {most:,} examples of")
+            ax.set(
+                title=metric_name(metric),
+                xlabel="evaluated on",
+                ylabel=f"fitted on {most:,} examples of",
+            )
             return image
 
         return Panel(fill, scale="corpora")
 
     side = 0.65 * len(across) + 1.0
-    layout = Layout(panel=(side + 0.5, side + 0.8), narrowest=2.0, ratio=1.05, colour_bar="mean over layers (< 0 as 0)")
-    return draw({metric: panel(metric) for metric in ("precision@1", "precision@10", "r2")}, layout, **drawing)
+    layout = Layout(
+        panel=(side + 0.5, side + 0.8),
+        narrowest=2.0,
+        ratio=1.05,
+        colour_bar="mean over layers (< 0 as 0)",
+    )
+    return draw(
+        {metric: panel(metric) for metric in ("precision@1", "precision@10", "r2")},
+        layout,
+        **drawing,
+    )
 
 
 def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -72,18 +101,26 @@ def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         def fill(ax: Axes) -> None:
             mine = [r for r in rows if r["eval_corpus"] == evaluated and r["metric"] == metric]
             for name, look in looks.items():
-                curve = sorted((r for r in mine if r["fit_corpus"] == name), key=lambda row: row["n_fit"])
+                curve = sorted(
+                    (r for r in mine if r["fit_corpus"] == name), key=lambda row: row["n_fit"]
+                )
                 line(ax, [r["n_fit"] for r in curve], curve, look)
             for row in (r for r in mine if r["map"] == "id"):
                 ax.axhline(row["value"], color="0.5", linestyle=":")
-            ax.set(title=f"{_CURVES[metric]}\non {labels[evaluated]}", xscale="log", xlabel="examples fitted on")
+            ax.set(
+                title=f"{_CURVES[metric]}\non {labels[evaluated]}",
+                xscale="log",
+                xlabel="examples fitted on",
+            )
             ax.set_ylim(*_limits(rows, metric))
             ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
             ax.minorticks_off()
 
         return Panel(fill, keys)
 
-    panels = {f"{metric} on {labels[name]}": panel(name, metric) for name in corpora for metric in _CURVES}
+    panels = {
+        f"{metric} on {labels[name]}": panel(name, metric) for name in corpora for metric in _CURVES
+    }
     return draw(panels, Layout(panel=(2.8, 2.3), ratio=0.9, columns=len(_CURVES)), **drawing)
 
 

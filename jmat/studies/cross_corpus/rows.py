@@ -23,7 +23,8 @@ from jmat.studies.evaluation import evaluate, metric_rows
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
 SIZES = (250, 500, 1000, 2000, 4000, 8000)
 
-Streams = Mapping[int, Float[ndarray, "N D"]]  # layer → h_layer at the same examples; the last is h_L
+# layer → h_layer at the same examples; the last is h_L
+Streams = Mapping[int, Float[ndarray, "N D"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,10 @@ def check_sizes(sizes: Sequence[int], available: int) -> list[int]:
         smallest corpus.
     """
     if wrong := [size for size in sizes if not 1 <= size <= available]:
-        raise ValueError(f"sizes has {wrong[0]}; expected 1 to {available}, the fit examples of the smallest corpus.")
+        raise ValueError(
+            f"sizes has {wrong[0]}; expected 1 to {available}, the fit examples of the smallest "
+            "corpus."
+        )
     return sorted({*sizes}) or [*(size for size in SIZES if size < available), available]
 
 
@@ -96,13 +100,20 @@ def cross_rows(
     """
     final = max(held_out)
     layers = sorted(held_out.keys() - {final})
-    labels: dict[str, Row] = {"id": {"fit_corpus": None, "eval_corpus": corpus, "n_fit": 0, "map": "id"}}
+    labels: dict[str, Row] = {
+        "id": {"fit_corpus": None, "eval_corpus": corpus, "n_fit": 0, "map": "id"}
+    }
     shortcuts: dict[tuple[str, int], tuple[Site, ndarray]] = {
         ("id", layer): (Identity(), held_out[layer]) for layer in layers
     }
     for number, fit in enumerate(fits):
         key = f"mat {number}"
-        labels[key] = {"fit_corpus": fit.corpus, "eval_corpus": corpus, "n_fit": fit.n, "map": "mat"}
+        labels[key] = {
+            "fit_corpus": fit.corpus,
+            "eval_corpus": corpus,
+            "n_fit": fit.n,
+            "map": "mat",
+        }
         shortcuts |= {(key, layer): (fit.maps[layer], held_out[layer]) for layer in layers}
     predictions = Predictions()
     values = evaluate(model, held_out[final], shortcuts, predictions=predictions, progress=progress)
@@ -115,7 +126,11 @@ def cross_rows(
     constant = not varying(target).any()
     for (key, layer), (shortcut, stream) in shortcuts.items():
         row = {**labels[key], "layer": layer, "target": final, "metric": "r2", "n": len(stream)}
-        figure = {"value": None, "note": DOES_NOT_VARY} if constant else _r2(target, np.asarray(shortcut(stream)))
+        figure = (
+            {"value": None, "note": DOES_NOT_VARY}
+            if constant
+            else _r2(target, np.asarray(shortcut(stream)))
+        )
         rows.append({**row, **figure})
     return rows
 
@@ -138,7 +153,9 @@ def over_layers(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
     means = {
-        key: None if None in each else float(np.mean([value for value in each if value is not None]))
+        key: None
+        if None in each
+        else float(np.mean([value for value in each if value is not None]))
         for key, each in values.items()
     }
     return [{**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()]

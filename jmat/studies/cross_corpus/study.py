@@ -21,7 +21,14 @@ from jmat.report.tables import format_table
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import chosen_layers
 from jmat.studies.cross_corpus.plots import plot_learning_curve, plot_pairs
-from jmat.studies.cross_corpus.rows import Fit, Streams, check_sizes, cross_rows, fit_sizes, over_layers
+from jmat.studies.cross_corpus.rows import (
+    Fit,
+    Streams,
+    check_sizes,
+    cross_rows,
+    fit_sizes,
+    over_layers,
+)
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
 
 PAIRS, CURVES = "pairs.png", "learning_curve.png"
@@ -43,7 +50,9 @@ class Options(Settings):
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
         if wrong := [size for size in self.sizes if not str(size).isdecimal() or int(size) < 1]:
-            raise ValueError(f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000.")
+            raise ValueError(
+                f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000."
+            )
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for a layer that the model does not have, and for the final
@@ -51,7 +60,10 @@ class Options(Settings):
         """
         L = config.layers
         if chosen_layers(self.layers, L) == [L]:
-            raise ValueError(f"layers={L} is the final layer, to which every map leads: name one of 0 .. {L - 1}.")
+            raise ValueError(
+                f"layers={L} is the final layer, to which every map leads: name one of 0 .. "
+                f"{L - 1}."
+            )
 
 
 def run(
@@ -93,8 +105,13 @@ def run(
     options.check(model.config)
     layers = [*(layer for layer in chosen_layers(options.layers, L) if layer < L), L]
     if not corpora:
-        raise ValueError("there is no corpus to fit on; give a dict from names to examples or texts.")
-    subjects = {name: read_subject(model, examples, tokenizer, options, say=say) for name, examples in corpora.items()}
+        raise ValueError(
+            "there is no corpus to fit on; give a dict from names to examples or texts."
+        )
+    subjects = {
+        name: read_subject(model, examples, tokenizer, options, say=say)
+        for name, examples in corpora.items()
+    }
     smallest = min(subject.examples.fit.num_examples for subject in subjects.values())
     sizes = check_sizes([int(size) for size in options.sizes], smallest)
     fits: list[Fit] = []
@@ -102,7 +119,11 @@ def run(
     for name, subject in subjects.items():
         subject.announce(f"corpus {name}")
         fit, held_out[name] = (_read(subject, part, layers, options) for part in ("fit", "eval"))
-        fitting: Keywords = {"intercept": options.intercept, "seed": options.seed, "progress": subject.bar("fit")}
+        fitting: Keywords = {
+            "intercept": options.intercept,
+            "seed": options.seed,
+            "progress": subject.bar("fit"),
+        }
         fits += fit_sizes(name, fit, sizes, **fitting)
     rows: list[Row] = []
     for found in fits:
@@ -110,7 +131,9 @@ def run(
             subject.announce(f"{found.n} examples of {found.corpus}, {found.problem}")
     for name, streams in held_out.items():
         resampling: Keywords = {"groups": subjects[name].examples.eval.rows, "seed": options.seed}
-        rows += cross_rows(model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **resampling)
+        rows += cross_rows(
+            model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **resampling
+        )
     figures = {PAIRS: _plot_pairs, CURVES: _plot_learning_curve}
     text = {name: subject.text for name, subject in subjects.items()}
     return report("cross_corpus", subject, options, rows, text=text, tables=table, figures=figures)
@@ -120,7 +143,9 @@ def _read(subject: Subject, part: str, layers: Sequence[int], options: Options) 
     """Returns h_layer of the examples of one part, by layer."""
     sites = {layer: stream_sites(subject.model.config.layers)[layer] for layer in layers}
     acts = subject.capture(
-        getattr(subject.as_read, part), tuple(sites.values()), progress=subject.bar(f"capture {part}")
+        getattr(subject.as_read, part),
+        tuple(sites.values()),
+        progress=subject.bar(f"capture {part}"),
     )
     return {layer: acts[site] for layer, site in sites.items()}
 
@@ -134,10 +159,22 @@ def table(rows: Sequence[Row]) -> str:
     pairs = [row for row in means if row["n_fit"] in (0, most)]
     return "\n".join(
         [
-            f"mean over layers; fitted on {most} examples of the corpora down, evaluated on those across",
-            format_table(pairs, index="fit_corpus", columns=("metric", "eval_corpus"), metrics=("precision@1", "r2")),
-            "\nprecision@1, mean over layers, over the examples fitted on (0: id); fit corpus, evaluation corpus",
-            format_table(means, index="n_fit", columns=("fit_corpus", "eval_corpus"), metrics=("precision@1",)),
+            f"mean over layers; fitted on {most} examples of the corpora down, evaluated on those "
+            "across",
+            format_table(
+                pairs,
+                index="fit_corpus",
+                columns=("metric", "eval_corpus"),
+                metrics=("precision@1", "r2"),
+            ),
+            "\nprecision@1, mean over layers, over the examples fitted on (0: id); fit corpus, "
+            "evaluation corpus",
+            format_table(
+                means,
+                index="n_fit",
+                columns=("fit_corpus", "eval_corpus"),
+                metrics=("precision@1",),
+            ),
         ]
     )
 

@@ -33,7 +33,8 @@ from jmat.studies.early_exit.thresholds import (
     outcome,
 )
 
-Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]  # (map, confidence) → grid, effect
+# (map, confidence) → grid, effect
+Outcomes = dict[tuple[str, str], tuple[Sequence[float], Outcome]]
 LEVELS = (0.95, 0.90)
 _LENGTHS = 16  # a timed batch's length is a multiple of this, so that few programs are compiled
 
@@ -49,7 +50,9 @@ def top_words(
 
     best = row_by_row(lambda scores: jax.lax.top_k(scores, min(10, V))[1], mesh)
     plan = stored_rows(len(final), per_batch, mesh=mesh)
-    tops = sweep(plan, lambda x: best(logits(model, x)), inputs=lambda rows: rows.take(final), mesh=mesh)
+    tops = sweep(
+        plan, lambda x: best(logits(model, x)), inputs=lambda rows: rows.take(final), mesh=mesh
+    )
     frequency = np.bincount(tops.ravel(), minlength=V)
     return np.sort(np.argsort(-frequency, kind="stable")[: min(count, V)])
 
@@ -73,11 +76,15 @@ def curve_rows(
         for name, read in reads.items():
             source, cost = ("short_gap", dict(cheap)) if kind == "gap_cheap" else (kind, {})
             lambdas = ID_LAMBDAS if name == "id" else LAMBDAS
-            label, grid, thresholds = thresholds_of(source, lambdas, split.positions, config, protocol)
+            label, grid, thresholds = thresholds_of(
+                source, lambdas, split.positions, config, protocol
+            )
             every = cost.get("check_every", 1)
-            exits = exit_layers(read.confidence[source][:, : config.layers], thresholds, check_every=every)
-            # The paper's rule is the one that `lambda` alone stands for; the others are told apart by their threshold's
-            # name.
+            exits = exit_layers(
+                read.confidence[source][:, : config.layers], thresholds, check_every=every
+            )
+            # The paper's rule is the one that `lambda` alone stands for; the others are told apart
+            # by their threshold's name.
             name_of = label if kind != "gap_cheap" else "lambda_cheap"
             labels = [{name_of: float(value), "confidence": kind} for value in grid]
             rows += exit_rows(config, name, read, exits, labels, split, seed=seed, **cost)
@@ -85,12 +92,16 @@ def curve_rows(
     for name, read in reads.items():
         fixed = fixed_exit(read.metrics["precision@1"])
         labels = [{"layer": l, "confidence": "fixed"} for l in range(config.layers + 1)]
-        rows += exit_rows(config, name, read, fixed.layers, labels, split, check_every=config.layers, seed=seed)
+        rows += exit_rows(
+            config, name, read, fixed.layers, labels, split, check_every=config.layers, seed=seed
+        )
         outcomes[name, "fixed"] = tuple(range(config.layers + 1)), fixed
     return rows, outcomes
 
 
-def saved_rows(outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *, seed: int = 0) -> list[Row]:
+def saved_rows(
+    outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *, seed: int = 0
+) -> list[Row]:
     """Returns the share of the blocks saved at 95 % and 90 % precision@1, with
     intervals; `mat - id` is the paired difference.
     """
@@ -98,20 +109,32 @@ def saved_rows(outcomes: Outcomes, blocks: int, sentences: Int[ndarray, " N"], *
     for kind in dict.fromkeys(kind for _, kind in outcomes):
         pair = {name: result for (name, of), (_, result) in outcomes.items() if of == kind}
         for level in LEVELS:
-            for name, (value, low, high) in layers_saved(pair, blocks, level, groups=sentences, seed=seed).items():
+            for name, (value, low, high) in layers_saved(
+                pair, blocks, level, groups=sentences, seed=seed
+            ).items():
                 n = next(iter(pair.values())).hits.shape[1]
-                row = {"map": name, "confidence": kind, "metric": f"layers_saved@{level:.2f}", "n": n}
+                row = {
+                    "map": name,
+                    "confidence": kind,
+                    "metric": f"layers_saved@{level:.2f}",
+                    "n": n,
+                }
                 row |= estimate(value, low, high)
                 ends = f" [{low:.1%}, {high:.1%}]" if "low" in row else ""
                 note = f"{name} ({kind}): saves {value:.1%}{ends} of the blocks at {level:.0%}"
                 if name not in pair:  # a difference of two shares is in points
                     ends = f" [{100 * low:.1f}, {100 * high:.1f}]" if "low" in row else ""
-                    note = f"{name} ({kind}): a difference of {100 * value:.1f} points{ends} at {level:.0%}"
+                    note = (
+                        f"{name} ({kind}): a difference of {100 * value:.1f} points{ends} at "
+                        f"{level:.0%}"
+                    )
                 rows.append(with_note(row, note) if kind == "gap" else row)
     return rows
 
 
-def calibration_rows(outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: float, epsilon: float) -> list[Row]:
+def calibration_rows(
+    outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: float, epsilon: float
+) -> list[Row]:
     """Returns λ calibrated on the even sentences, its disagreement and saving measured
     on the odd ones.
 
@@ -122,7 +145,10 @@ def calibration_rows(outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: f
     even, odd = first[::2], first[1::2]
     for name in ("mat", "id"):
         if len(odd) == 0:
-            note = f"{name}: one sentence is too few to calibrate a lambda on one half and to verify it on the other"
+            note = (
+                f"{name}: one sentence is too few to calibrate a lambda on one half and to verify "
+                "it on the other"
+            )
             label = {"map": name, "confidence": "gap", "delta": delta, "epsilon": epsilon}
             rows.append({**label, "metric": "calibrated_lambda", "value": None, "note": note})
             continue
@@ -131,18 +157,27 @@ def calibration_rows(outcomes: Outcomes, sentences: Int[ndarray, " N"], delta: f
         lam = calibrate(fitted, grid, delta=delta, epsilon=epsilon)
         label = {"map": name, "confidence": "gap", "delta": delta, "epsilon": epsilon}
         if lam is None:
-            note = f"{name}: no lambda keeps disagreement under {delta:g} with confidence {1 - epsilon:g}"
+            note = (
+                f"{name}: no lambda keeps disagreement under {delta:g} with confidence "
+                f"{1 - epsilon:g}"
+            )
             rows.append({**label, "metric": "calibrated_lambda", "value": None, "note": note})
             continue
         k = list(grid).index(lam)
         layers, risk = result.layers[k, odd].mean(), 1 - result.hits[k, odd].mean()
         n = len(odd)
         note = (
-            f"{name}: lambda {lam:g} keeps disagreement under {delta:g} with confidence {1 - epsilon:g}; "
-            f"on other sentences it is {risk:.3f}, with {layers:.2f} blocks run"
+            f"{name}: lambda {lam:g} keeps disagreement under {delta:g} with confidence "
+            f"{1 - epsilon:g}; on other sentences it is {risk:.3f}, with {layers:.2f} blocks run"
         )
         rows.append(
-            {**label, "metric": "calibrated_lambda", "value": float(lam), "n": fitted.hits.shape[1], "note": note}
+            {
+                **label,
+                "metric": "calibrated_lambda",
+                "value": float(lam),
+                "n": fitted.hits.shape[1],
+                "note": note,
+            }
         )
         rows.append({**label, "metric": "disagreement", "value": float(risk), "n": n})
         rows.append({**label, "metric": "layers", "value": float(layers), "n": n})
@@ -178,7 +213,8 @@ def timing_rows(
         groups = []
         for start in range(0, count, size):
             rows_of = slice(start, start + size)
-            T = -(-int(lengths[rows_of].max()) // _LENGTHS) * _LENGTHS  # its own, not the longest sentence's
+            # its own, not the longest sentence's
+            T = -(-int(lengths[rows_of].max()) // _LENGTHS) * _LENGTHS
             groups.append((rows_of, tokens[rows_of, :T], lengths[rows_of], positions[rows_of]))
 
         def full(groups=groups):
@@ -188,7 +224,9 @@ def timing_rows(
         passes = {"full": full}
         for name, (kind, rule) in plans.items():
             lam = lowest_keeping(outcomes["mat", kind], level)
-            thresholds = thresholds_of("gap", [lam], split.positions, model.config, protocol)[2][0][:count]
+            thresholds = thresholds_of("gap", [lam], split.positions, model.config, protocol)[2][0][
+                :count
+            ]
 
             def early(groups=groups, rule=rule, thresholds=thresholds):
                 for rows_of, inputs, length, position in groups:
@@ -198,10 +236,15 @@ def timing_rows(
         seconds = _seconds(passes)
         for name, value in seconds.items():
             label = {"map": "mat", "check": name, "batch": size, "level": level}
-            rows.append({**label, "metric": "seconds_per_example", "value": value / count, "n": count})
+            rows.append(
+                {**label, "metric": "seconds_per_example", "value": value / count, "n": count}
+            )
         for name in plans:
             ratio = seconds[name] / seconds["full"]
-            note = f"wall clock, batch {size}, {name} check at {level:.0%}: {ratio:.2f} x the full pass"
+            note = (
+                f"wall clock, batch {size}, {name} check at {level:.0%}: {ratio:.2f} x the full "
+                "pass"
+            )
             rows.append(
                 {
                     **{"map": "mat", "check": name, "batch": size, "level": level},

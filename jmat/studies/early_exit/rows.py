@@ -33,7 +33,9 @@ class Reading(NamedTuple):
     confidence: Mapping[str, Float[ndarray, "N L1"]]  # rising with how sure the shortcut is
 
 
-def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, config: ModelConfig) -> Reading:
+def reading(
+    values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, config: ModelConfig
+) -> Reading:
     """Collects one map's values over the layers 0 .. L (from
     `jmat.studies.evaluation.evaluate`).
     """
@@ -51,7 +53,11 @@ def reading(values: Mapping[tuple[str, int], Mapping[str, ndarray]], name: str, 
 
 
 def thresholds_of(
-    confidence: str, lambdas: Sequence[float], positions: Int[ndarray, " N"], config: ModelConfig, protocol: str
+    confidence: str,
+    lambdas: Sequence[float],
+    positions: Int[ndarray, " N"],
+    config: ModelConfig,
+    protocol: str,
 ) -> tuple[str, Sequence[float], Float[ndarray, "S #N"]]:
     """Returns the row key (`lambda` by the paper's rule, else `threshold`), the grid of
     thresholds, and the threshold of every example.
@@ -61,7 +67,11 @@ def thresholds_of(
         if protocol == "din2023" and not config.causal:
             t = np.full_like(positions, BERT_POSITION)
         return "lambda", lambdas, paper_thresholds(lambdas, t, float(np.mean(positions + 1)))
-    grid = tuple(float(k) for k in range(config.layers, 0, -1)) if confidence == "patience" else PROBABILITIES
+    grid = (
+        tuple(float(k) for k in range(config.layers, 0, -1))
+        if confidence == "patience"
+        else PROBABILITIES
+    )
     # Patience leaves when k layers agree, others when confidence is strictly above the threshold.
     shift = 0.5 if confidence == "patience" else 0.0
     return "threshold", grid, np.asarray(grid, np.float64)[:, None] - shift
@@ -99,9 +109,18 @@ def exit_rows(
         full = token_exit_flops(config, everything, tokens, check_every=config.layers)
         values["flops_ratio_token"] = token / full.mean()
     columns = np.concatenate([np.asarray(v, np.float64).T for v in values.values()], axis=1)
-    mean, low, high = (stat.reshape(len(values), -1) for stat in bootstrap_mean(columns, groups=split.rows, seed=seed))
+    mean, low, high = (
+        stat.reshape(len(values), -1)
+        for stat in bootstrap_mean(columns, groups=split.rows, seed=seed)
+    )
     return [
-        {"map": name, **label, "metric": metric, **estimate(mean[m, s], low[m, s], high[m, s]), "n": len(tokens)}
+        {
+            "map": name,
+            **label,
+            "metric": metric,
+            **estimate(mean[m, s], low[m, s], high[m, s]),
+            "n": len(tokens),
+        }
         for s, label in enumerate(labels)
         for m, metric in enumerate(values)
     ]

@@ -67,14 +67,19 @@ def run_until_sure(
             # Filled up with repeats, which come to the same answers.
             stay = np.resize(stay, 1 << int(len(stay) - 1).bit_length())
             rows = rows[stay]
-            x, context = jax.tree.map(lambda leaf, stay=stay: leaf[stay] if np.ndim(leaf) else leaf, (x, context))
+            x, context = jax.tree.map(
+                lambda leaf, stay=stay: leaf[stay] if np.ndim(leaf) else leaf, (x, context)
+            )
     x = advance(model, x, context, start, L)
     predicted[rows] = np.asarray(predict(model, gather(x, positions[rows])))
     return layers, predicted
 
 
 def run_fully(
-    model: Transformer, tokens: Int[ndarray, "B T"], lengths: Int[ndarray, " B"], positions: Int[ndarray, " B"]
+    model: Transformer,
+    tokens: Int[ndarray, "B T"],
+    lengths: Int[ndarray, " B"],
+    positions: Int[ndarray, " B"],
 ) -> Int[ndarray, " B"]:
     """Runs the loop without checks, against which an early exit is timed."""
     x, context = enter(model, tokens, mask=np.arange(tokens.shape[1]) < lengths[:, None])
@@ -92,7 +97,9 @@ def check(
     """Returns what stands in for h_L at the positions, and the gap between the two
     largest probabilities of `words`.
     """
-    return _check(model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions, words)
+    return _check(
+        model.final_norm, model.head, model.embed.tokens.table[...], shortcut, x, positions, words
+    )
 
 
 def predict(model: Transformer, x: Float[Array, "B D"]) -> Int[Array, " B"]:

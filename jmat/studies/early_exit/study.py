@@ -30,7 +30,13 @@ from jmat.report.tables import format_table
 from jmat.runtime import hosts
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, check_share, check_whole
-from jmat.studies.early_exit.curves import calibration_rows, curve_rows, saved_rows, timing_rows, top_words
+from jmat.studies.early_exit.curves import (
+    calibration_rows,
+    curve_rows,
+    saved_rows,
+    timing_rows,
+    top_words,
+)
 from jmat.studies.evaluation import evaluate
 from jmat.studies.fitting import announce_ranks
 from jmat.studies.settings import Say, Settings, read_subject, report
@@ -111,24 +117,35 @@ def run(
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, split, every = model.config.layers, subject.examples.eval, options.check_every
     if every >= L:
-        subject.announce(f"the cheap check never looks: it is asked for every {every} blocks, and the model has {L}")
+        subject.announce(
+            f"the cheap check never looks: it is asked for every {every} blocks, and the model has "
+            f"{L}"
+        )
     sites = stream_sites(L)
     fit, held_out = subject.capture_both(sites)
     streams = [fit[site] for site in sites]
-    jumps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
+    jumps, solutions = fit_jumps(
+        streams, targets="final", intercept=options.intercept, progress=subject.bar("fit")
+    )
     announce_ranks(subject, solutions)
     maps: dict[str, dict[int, Site]] = {
         "mat": {l: jumps[l, L] for l in range(L)} | {L: Identity()},
         "id": dict.fromkeys(range(L + 1), Identity()),
     }
     words = top_words(model, fit[sites[L]], options.short_list)
-    shortcuts = {(name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)}
+    shortcuts = {
+        (name, l): (of[l], held_out[sites[l]]) for name, of in maps.items() for l in range(L + 1)
+    }
     predictions = Predictions()
     bar = subject.bar("evaluate")
-    values = evaluate(model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress=bar)
+    values = evaluate(
+        model, held_out[sites[L]], shortcuts, words=words, predictions=predictions, progress=bar
+    )
     cheap = {"check_every": every, "words": len(words)}
     subject.announce("every threshold, with intervals")
-    rows, outcomes = curve_rows(model.config, values, split, options.protocol, cheap, seed=options.seed)
+    rows, outcomes = curve_rows(
+        model.config, values, split, options.protocol, cheap, seed=options.seed
+    )
     rows += saved_rows(outcomes, L, split.rows, seed=options.seed)
     rows += calibration_rows(outcomes, split.rows, options.delta, options.epsilon)
     remarks = []
@@ -157,4 +174,7 @@ def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 def _machine() -> str:
     """Returns which machine the clock is of."""
     machine = environment()
-    return f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock differs"
+    return (
+        f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock "
+        "differs"
+    )

@@ -89,7 +89,9 @@ def patience(top_1: Int[ndarray, "N L1"]) -> Int[ndarray, "N L1"]:
     return runs
 
 
-def layers_at(outcome: Outcome, level: float, weights: Float[ndarray, "K N"]) -> Float[ndarray, " K"]:
+def layers_at(
+    outcome: Outcome, level: float, weights: Float[ndarray, "K N"]
+) -> Float[ndarray, " K"]:
     """Returns the number of blocks run where precision@1 reaches `level`, by linear
     interpolation of the (blocks, precision) curve.
 
@@ -107,11 +109,14 @@ def layers_at(outcome: Outcome, level: float, weights: Float[ndarray, "K N"]) ->
     return answers
 
 
-def _first_crossing(rising: Float[ndarray, " S"], layers: Float[ndarray, " S"], level: float) -> float:
+def _first_crossing(
+    rising: Float[ndarray, " S"], layers: Float[ndarray, " S"], level: float
+) -> float:
     after = int(np.searchsorted(rising, level, side="left"))
     if after == 0:
         return float(layers[0])
-    if after == len(rising):  # precision at L is 1 by definition, so only a curve without that point ends here
+    # precision at L is 1 by definition, so only a curve without that point ends here
+    if after == len(rising):
         return float(layers[-1])
     share = (level - rising[after - 1]) / (rising[after] - rising[after - 1])
     return float(layers[after - 1] + share * (layers[after] - layers[after - 1]))
@@ -134,10 +139,13 @@ def layers_saved(
     is but one example or group.
     """
     n = next(iter(outcomes.values())).hits.shape[1]
-    weights = np.concatenate([np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)])
+    weights = np.concatenate(
+        [np.ones((1, n)), bootstrap_counts(n, groups=groups, samples=samples, seed=seed)]
+    )
     # The mean of equal numbers may differ from them by rounding: nothing saved is 0, not -1e-16.
     saved = {
-        name: np.round(1 - layers_at(result, level, weights) / blocks, 12) + 0.0 for name, result in outcomes.items()
+        name: np.round(1 - layers_at(result, level, weights) / blocks, 12) + 0.0
+        for name, result in outcomes.items()
     }
     names = list(outcomes)
     for i, a in enumerate(names):
@@ -146,7 +154,9 @@ def layers_saved(
     return {name: (float(v[0]), *percentiles(v[1:], weights[1:])) for name, v in saved.items()}
 
 
-def calibrate(outcome: Outcome, thresholds: Sequence[float], *, delta: float, epsilon: float) -> float | None:
+def calibrate(
+    outcome: Outcome, thresholds: Sequence[float], *, delta: float, epsilon: float
+) -> float | None:
     """Returns the lowest threshold that keeps disagreement with the full model under
     `delta` with confidence 1 − `epsilon`.
 

@@ -26,7 +26,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 DISCARDED = 0.1  # share of the largest ratios that the linear fit leaves out, as in the paper
-_SAME = 1e-8  # public_code: against the mean norm, points nearer than this are one; ratios no larger above 1 are 1
+# public_code: against the mean norm, points nearer than this are one; ratios no larger above 1 are
+# 1
+_SAME = 1e-8
 
 
 def log_ratios(points: Float[ndarray, "N D"]) -> Float[ndarray, " n"]:
@@ -38,7 +40,9 @@ def log_ratios(points: Float[ndarray, "N D"]) -> Float[ndarray, " n"]:
     """
     distinct = np.unique(points.astype(np.float64), axis=0)
     if len(distinct) < 4:
-        raise ValueError(f"{len(distinct)} distinct points: an intrinsic dimension needs four at least.")
+        raise ValueError(
+            f"{len(distinct)} distinct points: an intrinsic dimension needs four at least."
+        )
     nearest, second = _neighbours(distinct)
     return np.sort(np.log(second / nearest))
 
@@ -97,8 +101,8 @@ def public_code(points: Float[ndarray, "N D"]) -> float:
     ratios = np.sort(np.log(second[apart] / nearest[apart]))
     if len(ratios) < 5:
         raise ValueError(
-            f"{len(ratios)} of {N} points have a second neighbour farther than their first: an intrinsic dimension by "
-            "public_code needs five at least."
+            f"{len(ratios)} of {N} points have a second neighbour farther than their first: an "
+            "intrinsic dimension by public_code needs five at least."
         )
     kept = ratios[: len(ratios) // 5]
     share = (N - len(ratios) + np.arange(1, len(kept) + 1)) / N
@@ -115,4 +119,6 @@ def _neighbours(points: Float[ndarray, "N D"]) -> tuple[Float[ndarray, " N"], Fl
 
 def _check_spread(total: float) -> None:
     if not total > 0:
-        raise ValueError("every point's two nearest neighbours are equally far: there is no dimension to tell.")
+        raise ValueError(
+            "every point's two nearest neighbours are equally far: there is no dimension to tell."
+        )

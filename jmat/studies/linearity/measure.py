@@ -32,7 +32,8 @@ from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.precision import float64
 from jmat.runtime.pytrees import register_dataclass
 
-Labels = dict[Pair, Row]  # a pair of sites, and what its rows of results.json say: map, layer, target
+# a pair of sites, and what its rows of results.json say: map, layer, target
+Labels = dict[Pair, Row]
 
 
 def step_pairs(layers: int, *, all_pairs: bool = False) -> Labels:
@@ -128,7 +129,9 @@ def measure(
     streams = stream_sites(model.config.layers)
     pairs = [*labels, *((stream, stream) for stream in streams)]
     say = None if progress is None else f"{progress}fit"
-    moments = stream_moments(model, fit_batches, pairs, devices=devices, snapshots=snapshots, progress=say)
+    moments = stream_moments(
+        model, fit_batches, pairs, devices=devices, snapshots=snapshots, progress=say
+    )
     in_sample: dict[Pair, Linearity] = {}
     rank: dict[str, int] = {}
     maps: dict[Pair, _Affine] = {}
@@ -136,7 +139,9 @@ def measure(
         targets = [target for start, target in labels if start == source]
         _, solution = fit(moments, source, targets, intercept=True)
         rank[source] = int(solution.rank)
-        in_sample |= {(source, t): found for t, found in linearity(moments, source, targets, solution).items()}
+        in_sample |= {
+            (source, t): found for t, found in linearity(moments, source, targets, solution).items()
+        }
         D = len(solution.weights)
         for k, target in enumerate(targets):
             columns = slice(k * D, (k + 1) * D)
@@ -160,13 +165,23 @@ def stored_linearity(streams: Sequence[Float[ndarray, "N D"]]) -> dict[tuple[int
     centred = [centre(stream) for stream in streams]
     totals = [float(energy(stream)) for stream in centred]
     if not np.isfinite(totals).all():
-        raise ValueError(f"stream {int(np.argmin(np.isfinite(totals)))} holds NaN or infinity for some example.")
+        raise ValueError(
+            f"stream {int(np.argmin(np.isfinite(totals)))} holds NaN or infinity for some example."
+        )
     sources = factorise_each(centred[:-1], condition=False)
-    found = {(i, j): X.projected(centred[j]) for i, X in enumerate(sources) for j in range(i + 1, len(streams))}
-    return {(i, j): float(part) / totals[j] if totals[j] > 0 else 1.0 for (i, j), part in found.items()}
+    found = {
+        (i, j): X.projected(centred[j])
+        for i, X in enumerate(sources)
+        for j in range(i + 1, len(streams))
+    }
+    return {
+        (i, j): float(part) / totals[j] if totals[j] > 0 else 1.0 for (i, j), part in found.items()
+    }
 
 
-@functools.partial(register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[])
+@functools.partial(
+    register_dataclass, data_fields=["W", "bias", "x_mean", "y_mean"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Affine:
     W: Leaf[Array | ndarray]
@@ -195,7 +210,8 @@ def _apply(
     with float64():
         placed = dict(zip(pairs, replicate(mesh, [maps[pair] for pair in pairs]), strict=True))
     parts = block_by_block(place(model, mesh), pairs)
-    sums: dict[Pair, jax.Array | int] = dict.fromkeys(pairs, 0)  # [B, 2, D], over the batches of this process
+    # [B, 2, D], over the batches of this process
+    sums: dict[Pair, jax.Array | int] = dict.fromkeys(pairs, 0)
 
     def compute(inputs: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> list[jax.Array]:
         *where, weights = inputs
@@ -204,22 +220,30 @@ def _apply(
             with float64():
                 for pair in pairs:
                     if acts.keys() >= set(pair):
-                        values[pair], off = _scalars(placed[pair], *(acts[site] for site in pair), weights)
+                        values[pair], off = _scalars(
+                            placed[pair], *(acts[site] for site in pair), weights
+                        )
                         sums[pair] = sums[pair] + off
         return [values[pair] for pair in pairs]
 
     values = sweep(batches, compute, inputs=token_inputs, mesh=mesh, progress=progress)
     per_token, tokens = {}, example_numbers(batches)
-    counts = 1.0 if hosts.share(batches) else 0.0  # a process without a batch has computed another's
+    # a process without a batch has computed another's
+    counts = 1.0 if hosts.share(batches) else 0.0
     for pair, columns in zip(pairs, values, strict=True):
         if not np.isfinite(columns).all():
             raise ValueError(
-                f"the activations of {pair} are not finite for some evaluation token: try --dtype=float32."
+                f"the activations of {pair} are not finite for some evaluation token: try "
+                "--dtype=float32."
             )
         mine = counts * np.asarray(sums[pair]).sum(0)
-        off_total, off_change = (functools.reduce(np.add, hosts.gather(mine)).reshape(2, -1) ** 2).sum(-1) / len(tokens)
+        off_total, off_change = (
+            functools.reduce(np.add, hosts.gather(mine)).reshape(2, -1) ** 2
+        ).sum(-1) / len(tokens)
         error, total, change, ratio, cosine = np.ascontiguousarray(columns.T)
-        per_token[pair] = PerToken(error, total, change, ratio, cosine, float(off_total), float(off_change))
+        per_token[pair] = PerToken(
+            error, total, change, ratio, cosine, float(off_total), float(off_change)
+        )
     return per_token, tokens
 
 
@@ -237,6 +261,8 @@ def _scalars(affine, x, y, weights):
     tiny = jnp.finfo(jnp.float64).tiny
     ratio = jnp.sqrt(square(y - x)) / jnp.maximum(norms[0], tiny)
     cosine = jnp.sum(x * y, axis=-1) / jnp.maximum(norms[0] * norms[1], tiny)
-    each = jnp.stack([square(y - predicted), square(centred), square(change), ratio, cosine], axis=-1)
+    each = jnp.stack(
+        [square(y - predicted), square(centred), square(change), ratio, cosine], axis=-1
+    )
     off = jnp.stack([jnp.sum(jnp.where(w > 0, v, 0), axis=1) for v in (centred, change)], axis=1)
     return each.astype(jnp.float32), off

@@ -19,7 +19,8 @@ from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.linearity.rows import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
 
 _SCORES = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
-# The three estimators often agree: lines that lie on each other are of different breadth, the broadest below.
+# The three estimators often agree: lines that lie on each other are of different breadth, the
+# broadest below.
 _ESTIMATORS: dict[str, tuple[str, Look, float]] = {
     "": ("steps, in sample", ("#999999", ""), 6.0),
     "_adjusted": ("steps, adjusted", ("#E69F00", ""), 3.2),
@@ -43,9 +44,16 @@ def plot_linearity(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     out. The panels are called `linearity`, `linearity_without_residual` and
     `sub-modules`.
     """
-    steps, parts = step_rows(results["rows"]), [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES]
+    steps, parts = (
+        step_rows(results["rows"]),
+        [row for row in own_rows(results["rows"]) if row["map"] in SUBMODULES],
+    )
     parts = [row for row in parts if row["metric"] == "linearity_held_out"]
-    shown = [row for row in steps if row["metric"] in {score + kind for score in _SCORES for kind in _ESTIMATORS}]
+    shown = [
+        row
+        for row in steps
+        if row["metric"] in {score + kind for score in _SCORES for kind in _ESTIMATORS}
+    ]
     values = [row["value"] for row in (*shown, *parts) if row["value"] is not None]
     bottom = max(min(values, default=0), -1)
     limits = (bottom - 0.05 if bottom < 0 else 0, 1.02)
@@ -53,10 +61,17 @@ def plot_linearity(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     def step_panel(score: str) -> Panel:
         def fill(ax: Axes) -> None:
             for kind, (_, look, breadth) in _ESTIMATORS.items():
-                _by_layer(ax, [row for row in steps if row["metric"] == score + kind], look, linewidth=breadth)
+                _by_layer(
+                    ax,
+                    [row for row in steps if row["metric"] == score + kind],
+                    look,
+                    linewidth=breadth,
+                )
             ax.set(title=f"layer to layer,\n{_SCORES[score]}", ylabel="linearity", ylim=limits)
 
-        keys = [key(words, look, linewidth=breadth) for words, look, breadth in _ESTIMATORS.values()]
+        keys = [
+            key(words, look, linewidth=breadth) for words, look, breadth in _ESTIMATORS.values()
+        ]
         return Panel(fill, keys, scale="linearity")
 
     def fill_parts(ax: Axes) -> None:
@@ -66,9 +81,16 @@ def plot_linearity(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 
     panels = {score: step_panel(score) for score in _SCORES}
     if parts:
-        part_keys = [key(readable(part, PARTS), look, linewidth=breadth) for part, (look, breadth) in _PARTS.items()]
+        part_keys = [
+            key(readable(part, PARTS), look, linewidth=breadth)
+            for part, (look, breadth) in _PARTS.items()
+        ]
         panels[_PARTS_PANEL] = Panel(fill_parts, part_keys, scale="linearity")
-    return draw(panels, Layout(panel=(2.9, 2.7), narrowest=1.6, ratio=1.05), **titled(drawing, model_name(results)))
+    return draw(
+        panels,
+        Layout(panel=(2.9, 2.7), narrowest=1.6, ratio=1.05),
+        **titled(drawing, model_name(results)),
+    )
 
 
 def plot_geometry(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -77,7 +99,10 @@ def plot_geometry(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 
     The panels are called as the metrics: `contribution_norm`, `cosine`, `anisotropy`.
     """
-    rows = [*step_rows(results["rows"]), *(row for row in own_rows(results["rows"]) if row["map"] == "stream")]
+    rows = [
+        *step_rows(results["rows"]),
+        *(row for row in own_rows(results["rows"]) if row["map"] == "stream"),
+    ]
 
     def panel(metric: str) -> Panel:
         def fill(ax: Axes) -> None:
@@ -91,7 +116,11 @@ def plot_geometry(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         return Panel(fill)
 
     layout = Layout(panel=(2.4, 2.5), narrowest=1.6, ratio=0.9)
-    return draw({metric: panel(metric) for metric in GEOMETRY}, layout, **titled(drawing, model_name(results)))
+    return draw(
+        {metric: panel(metric) for metric in GEOMETRY},
+        layout,
+        **titled(drawing, model_name(results)),
+    )
 
 
 def plot_errors(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -107,7 +136,9 @@ def plot_errors(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         raise NothingToDrawError("no step varies: there are no errors to draw")
     grid = np.zeros((len(ERROR_BINS) - 1, 1 + max(row["layer"] for row in rows)))
     for row in rows:
-        grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row["value"]
+        grid[np.searchsorted(edges, row["error_from"] * (1 + 1e-9)) - 1, row["layer"]] = row[
+            "value"
+        ]
     occupied = np.flatnonzero(grid.any(axis=1))
     ends = edges[occupied[0]], edges[occupied[-1] + 1]
 
@@ -123,7 +154,9 @@ def plot_errors(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         layer_axis(ax)
         return image
 
-    layout = Layout(panel=(4.4, 3.4), narrowest=2.5, ratio=0.7, colour_bar="share of tokens (grey: none)")
+    layout = Layout(
+        panel=(4.4, 3.4), narrowest=2.5, ratio=0.7, colour_bar="share of tokens (grey: none)"
+    )
     return draw({"errors": Panel(fill)}, layout, **titled(drawing, model_name(results)))
 
 
@@ -136,9 +169,15 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    names = list(dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row))
+    names = list(
+        dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row)
+    )
     names.sort(key=lambda name: name is None)  # the model itself comes last
-    rows = [row for row in next_steps(results["rows"]) if "against" not in row and row["value"] is not None]
+    rows = [
+        row
+        for row in next_steps(results["rows"])
+        if "against" not in row and row["value"] is not None
+    ]
     rows = [row for row in rows if row["metric"] in {f"{score}_held_out" for score in _SCORES}]
     if not rows:
         raise NothingToDrawError("no step of any checkpoint has a value: nothing to draw")
@@ -149,7 +188,11 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 
         def fill(ax: Axes) -> None:
             for layer in range(L):
-                mine = {row.get("checkpoint"): row for row in rows if (row["metric"], row["layer"]) == (metric, layer)}
+                mine = {
+                    row.get("checkpoint"): row
+                    for row in rows
+                    if (row["metric"], row["layer"]) == (metric, layer)
+                }
                 shade = f"{0.8 * (1 - layer / max(L - 1, 1)):.3f}"
                 x = [k for k, checkpoint in enumerate(names) if checkpoint in mine]
                 line(ax, x, [mine[names[k]] for k in x], (shade, "o"))
@@ -165,20 +208,27 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         return Panel(fill, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
 
     layout = Layout(panel=(3.4, 3.0), narrowest=2.2)
-    return draw({score: panel(score) for score in _SCORES}, layout, **titled(drawing, model_name(results)))
+    return draw(
+        {score: panel(score) for score in _SCORES}, layout, **titled(drawing, model_name(results))
+    )
 
 
 def plot_difference(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws over the layers: the model's held-out linearity minus the other's."""
     rows = next_steps(results["rows"])
-    names = [results.get("config", {}).get("model", ""), *(row["against"] for row in rows if "against" in row)]
+    names = [
+        results.get("config", {}).get("model", ""),
+        *(row["against"] for row in rows if "against" in row),
+    ]
     title = " − ".join(short_paths(list(dict.fromkeys(names)), least=2))
     looks = {"linearity": ("#0072B2", "o"), "linearity_without_residual": ("#D55E00", "s")}
 
     def fill(ax: Axes) -> None:
         ax.axhline(0, color="0.6", linewidth=0.8)
         for score, look in looks.items():
-            _by_layer(ax, [row for row in rows if row["metric"] == f"{score}_held_out_difference"], look)
+            _by_layer(
+                ax, [row for row in rows if row["metric"] == f"{score}_held_out_difference"], look
+            )
         ax.set_ylabel("difference of held-out linearity")
 
     keys = [key(_SCORES[score], look) for score, look in looks.items()]

@@ -47,10 +47,12 @@ def resampled(
     NaN where a target does not vary, and in all resamples of a single sentence.
     """
     _, sentence = np.unique(
-        np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens], return_inverse=True
+        np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens],
+        return_inverse=True,
     )
     S, N = int(sentence.max()) + 1, len(sentence)
-    known = np.ones(1 + samples, bool) if S > 1 else np.arange(1 + samples) == 0  # one sentence: nothing to resample
+    # one sentence: nothing to resample
+    known = np.ones(1 + samples, bool) if S > 1 else np.arange(1 + samples) == 0
     counts = np.concatenate([np.ones((1, S)), bootstrap_counts(S, samples=samples, seed=seed)])
 
     def total(values: ndarray) -> Float[ndarray, " S"]:
@@ -62,12 +64,20 @@ def resampled(
         error, fitted = total(each.error), measured.in_sample.get(pair)
         for metric, values, off, score in (
             ("linearity_held_out", each.total, each.off_total, fitted and fitted.score),
-            ("linearity_without_residual_held_out", each.change, each.off_change, fitted and fitted.without_residual),
+            (
+                "linearity_without_residual_held_out",
+                each.change,
+                each.off_change,
+                fitted and fitted.without_residual,
+            ),
         ):
             whole = total(values) - off * n / N
-            # What is left of the squares beside float32's rounding of them, and of what varied on the fit text.
+            # What is left of the squares beside float32's rounding of them, and of what varied on
+            # the fit text.
             varies = (whole > _ROUNDING * total(values)) & np.isfinite(score or 0.0)
-            found[pair, metric] = np.where(varies & known, 1 - error / np.where(varies, whole, 1), np.nan)
+            found[pair, metric] = np.where(
+                varies & known, 1 - error / np.where(varies, whole, 1), np.nan
+            )
         if labels[pair]["map"] == "mat":
             for metric, values in (("contribution_norm", each.ratio), ("cosine", each.cosine)):
                 zero = not (each.ratio.any() or each.cosine.any())
@@ -88,7 +98,10 @@ def linearity_rows(
     rows: list[Row] = []
     for pair, label in labels.items():
         found = measured.in_sample[pair]
-        for name, score in (("linearity", found.score), ("linearity_without_residual", found.without_residual)):
+        for name, score in (
+            ("linearity", found.score),
+            ("linearity_without_residual", found.without_residual),
+        ):
             rows.append(_row(label, name, score, found.n))
             few = "no more tokens than dimensions" if np.isfinite(score) else DOES_NOT_VARY
             rows.append(_row(label, f"{name}_adjusted", found.adjusted(score), found.n, note=few))
@@ -157,12 +170,24 @@ def error_rows(measured: Measured, labels: Labels) -> list[Row]:
         counts, _ = np.histogram(error, bins=edges)
         for k in np.flatnonzero(counts):
             bounds = {"error_from": float(edges[k]), "error_to": float(edges[k + 1])}
-            rows.append(_row({**labels[pair], **bounds}, "token_error_share", counts[k] / len(error), len(error)))
+            rows.append(
+                _row(
+                    {**labels[pair], **bounds},
+                    "token_error_share",
+                    counts[k] / len(error),
+                    len(error),
+                )
+            )
     return rows
 
 
 def token_rows(
-    measured: Measured, split: Split, labels: Labels, decode: Callable[[int], str], *, count: int = 20
+    measured: Measured,
+    split: Split,
+    labels: Labels,
+    decode: Callable[[int], str],
+    *,
+    count: int = 20,
 ) -> list[Row]:
     """Returns the kinds of token that are least and most linear: `token_error`, mean
     over their occurrences and all steps of the squared error against the mean spread of
@@ -172,7 +197,9 @@ def token_rows(
     if not steps:
         return []
     error = np.mean([_relative(measured.per_token[pair]) for pair in steps], axis=0)
-    ids, kind, often = np.unique(split.tokens[measured.tokens], return_inverse=True, return_counts=True)
+    ids, kind, often = np.unique(
+        split.tokens[measured.tokens], return_inverse=True, return_counts=True
+    )
     means = np.bincount(kind, error) / often
     known = np.flatnonzero(often >= min(_OFTEN, often.max()))
     order = known[np.argsort(means[known], kind="stable")]
@@ -181,13 +208,22 @@ def token_rows(
     rows: list[Row] = []
     for extreme, chosen in (("least_linear", least), ("most_linear", most)):
         for k in chosen:
-            token = {"map": "mat", "extreme": extreme, "token": decode(int(ids[k])), "token_id": int(ids[k])}
+            token = {
+                "map": "mat",
+                "extreme": extreme,
+                "token": decode(int(ids[k])),
+                "token_id": int(ids[k]),
+            }
             rows.append(_row(token, "token_error", means[k], int(often[k])))
     return rows
 
 
 def _next_steps(labels: Labels) -> list[Pair]:
-    return [pair for pair, label in labels.items() if label["map"] == "mat" and label["target"] == label["layer"] + 1]
+    return [
+        pair
+        for pair, label in labels.items()
+        if label["map"] == "mat" and label["target"] == label["layer"] + 1
+    ]
 
 
 def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
@@ -195,8 +231,13 @@ def _varying_steps(measured: Measured, labels: Labels) -> list[Pair]:
     evaluation.
     """
     steps = _next_steps(labels)
-    fitted = {pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0 for pair in steps}
-    return [pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()]
+    fitted = {
+        pair: measured.in_sample[pair].score if pair in measured.in_sample else 0.0
+        for pair in steps
+    }
+    return [
+        pair for pair in steps if np.isfinite(fitted[pair]) and measured.per_token[pair].total.any()
+    ]
 
 
 def _relative(each: PerToken) -> Float[ndarray, " N"]:
@@ -214,7 +255,9 @@ def _interval_row(label: Row, metric: str, values: Float[ndarray, " S"], n: int)
     return {**row, **estimate(values[0], *ends)}
 
 
-def _row(label: Row, metric: str, value: float | int | np.number, n: int, note: str = DOES_NOT_VARY) -> Row:
+def _row(
+    label: Row, metric: str, value: float | int | np.number, n: int, note: str = DOES_NOT_VARY
+) -> Row:
     row = {**label, "metric": metric, "value": float(value), "n": n}
     return row if np.isfinite(value) else row | {"value": None, "note": note}
 
@@ -235,4 +278,6 @@ def next_steps(rows: Sequence[Row]) -> list[Row]:
     """Returns the rows of steps from a layer to the next, of whatever model or
     difference.
     """
-    return [row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1]
+    return [
+        row for row in rows if row["map"] == "mat" and row.get("target") == row.get("layer", 0) + 1
+    ]

@@ -94,8 +94,12 @@ def run(
       >>> results = jmat.studies.linearity.run(model, texts, tokenizer=tokenizer)
       >>> figure, table = results.plot(), results.table()
     """
-    subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say, shared=shared)
-    others = {f"revision-{k}": (name, other) for k, (name, other) in enumerate((revisions or {}).items())}
+    subject = read_subject(
+        model, examples, tokenizer, options, needs_head=False, say=say, shared=shared
+    )
+    others = {
+        f"revision-{k}": (name, other) for k, (name, other) in enumerate((revisions or {}).items())
+    }
     if against is not None:
         others["against"] = (against.name or "the other model", against)
     for name, other in others.values():
@@ -103,12 +107,16 @@ def run(
         check_examples(subject.examples, other.config)
     L, texts = model.config.layers, as_read(subject, options.tokens)
     fit, held_out = texts.fit, texts.eval
-    labels: Labels = step_pairs(L, all_pairs=options.all_pairs) | (part_pairs(L) if options.parts else {})
+    labels: Labels = step_pairs(L, all_pairs=options.all_pairs) | (
+        part_pairs(L) if options.parts else {}
+    )
     batches = (
         sentence_batches(subject, fit, options.tokens, options),
         sentence_batches(subject, held_out, options.tokens, options),
     )
-    subject.announce(f"{_tokens_in(batches[0])} tokens to fit on, {_tokens_in(batches[1])} to evaluate on")
+    subject.announce(
+        f"{_tokens_in(batches[0])} tokens to fit on, {_tokens_in(batches[1])} to evaluate on"
+    )
 
     def measured(
         kept: str, words: str, other: Transformer
@@ -122,7 +130,9 @@ def run(
     rows = rows_of.linearity_rows(found, labels, figures) + rows_of.error_rows(found, labels)
     rows += rows_of.token_rows(found, held_out, labels, _decoder(tokenizer))
     if options.intrinsic_dimension:
-        streams = subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval"))
+        streams = subject.capture(
+            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
+        )
         rows += rows_of.dimension_rows(streams.values())
     for kept, (name, other) in others.items():
         found, values = measured(kept, f"{name}: ", other)
@@ -143,8 +153,8 @@ def check_comparable(model: Transformer, name: str, other: Transformer) -> None:
     mine, theirs = ((m.config.layers, m.config.width, m.config.vocab_size) for m in (model, other))
     if mine != theirs:
         raise ValueError(
-            f"{name} has (blocks, width, vocabulary) = {theirs}, {model.name} {mine}: only models of one shape and "
-            "tokenizer can be compared layer by layer."
+            f"{name} has (blocks, width, vocabulary) = {theirs}, {model.name} {mine}: only models "
+            "of one shape and tokenizer can be compared layer by layer."
         )
 
 
@@ -159,9 +169,15 @@ def table(rows: Sequence[Row]) -> str:
     own, steps = rows_of.own_rows(rows), rows_of.step_rows(rows)
     kinds = {"": "in sample", "_adjusted": "adjusted", "_held_out": "held out"}
     names = {"linearity": "with the residual", "linearity_without_residual": "without"}
-    look = {f"{score}{kind}": {"score": names[score], "kind": kinds[kind]} for score in names for kind in kinds}
+    look = {
+        f"{score}{kind}": {"score": names[score], "kind": kinds[kind]}
+        for score in names
+        for kind in kinds
+    }
     shown = [{**row, **look[row["metric"]]} for row in steps if row["metric"] in look]
-    parts = [row for row in own if row["map"] in SUBMODULES and row["metric"] == "linearity_held_out"]
+    parts = [
+        row for row in own if row["map"] in SUBMODULES and row["metric"] == "linearity_held_out"
+    ]
     streams = [row for row in own if row["map"] == "stream"]
     metrics = (*rows_of.GEOMETRY, *rows_of.DIMENSIONS.values())
     lines = [
@@ -176,7 +192,9 @@ def table(rows: Sequence[Row]) -> str:
         found = [row for row in own if row.get("extreme") == extreme][:8]
         words = ", ".join(f"{row['token']!r} {row['value']:.2g}" for row in found)
         lines.append(f"\n{extreme.replace('_', ' ')} tokens, and their mean error: {words}")
-    compared = [row for row in rows_of.next_steps(rows) if row["metric"].endswith("held_out_difference")]
+    compared = [
+        row for row in rows_of.next_steps(rows) if row["metric"].endswith("held_out_difference")
+    ]
     if compared:
         lines.append(f"\nheld-out linearity of the step, less that of {compared[0]['against']}")
         lines.append(format_table(compared, columns=("metric",), intervals=True))
@@ -214,9 +232,14 @@ def _announce_ranks(subject: Subject, measured: Measured) -> None:
     """Prints where fewer dimensions than D vary, or fewer tokens were read; a norm's
     output always lacks one.
     """
-    short = {source: rank for source, rank in measured.rank.items() if rank < subject.model.config.width - 1}
+    short = {
+        source: rank
+        for source, rank in measured.rank.items()
+        if rank < subject.model.config.width - 1
+    }
     if short:
         source, rank = min(short.items(), key=lambda item: item[1])
         subject.announce(
-            f"{len(short)} of {len(measured.rank)} sources have less than full rank; least {source}: {rank}"
+            f"{len(short)} of {len(measured.rank)} sources have less than full rank; least "
+            f"{source}: {rank}"
         )

@@ -61,8 +61,14 @@ def fit_zoo(
     """
     exact = list(dict.fromkeys(kind.exact for kind in kinds))
     closed = [kind for kind in exact if kind.entry.fit is not None]
-    own, pool = ([kind for kind in closed if kind.entry.is_pooled == one_map] for one_map in (False, True))
-    metric = _metric(model, statistics, layers[0]) if any(kind.entry.needs_head for kind in closed) else None
+    own, pool = (
+        [kind for kind in closed if kind.entry.is_pooled == one_map] for one_map in (False, True)
+    )
+    metric = (
+        _metric(model, statistics, layers[0])
+        if any(kind.entry.needs_head for kind in closed)
+        else None
+    )
 
     def work(layer: int) -> tuple[Moments, list[Map]]:
         pair = Regression(layer_moments(model, statistics, layer), metric)
@@ -92,7 +98,9 @@ def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed:
     return Lesson(model, statistics[layer], statistics[-1], seed=seed)
 
 
-def _named(fitted: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers: Sequence[int]) -> Maps:
+def _named(
+    fitted: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers: Sequence[int]
+) -> Maps:
     """Returns the maps by the names of their kinds, those in int8 too; a pooled map is
     rounded once.
     """
@@ -108,7 +116,12 @@ def _named(fitted: Mapping[tuple[Kind, int], Map], kinds: Sequence[Kind], layers
 
 
 def fit_seconds(
-    model: Transformer, statistics: Streams | Moments, kinds: Sequence[Kind], layers: Sequence[int], *, seed: int = 0
+    model: Transformer,
+    statistics: Streams | Moments,
+    kinds: Sequence[Kind],
+    layers: Sequence[int],
+    *,
+    seed: int = 0,
 ) -> dict[str, float]:
     """Returns the seconds that each kind takes for one layer alone, from its moments,
     or in training.
@@ -117,7 +130,9 @@ def fit_seconds(
     kind is timed on the moments of one layer, too.
     """
     layer = layers[len(layers) // 2]
-    metric = _metric(model, statistics, layer) if any(kind.entry.needs_head for kind in kinds) else None
+    metric = (
+        _metric(model, statistics, layer) if any(kind.entry.needs_head for kind in kinds) else None
+    )
     moments = layer_moments(model, statistics, layer)
 
     def timed(kind: Kind) -> float:
@@ -128,7 +143,10 @@ def fit_seconds(
             jax.block_until_ready(train_kind(kind, _lesson(model, statistics, layer, seed)))
         return time.perf_counter() - began
 
-    return {str(kind): min(timed(kind) for _ in range(3 if kind.entry.train is None else 1)) for kind in kinds}
+    return {
+        str(kind): min(timed(kind) for _ in range(3 if kind.entry.train is None else 1))
+        for kind in kinds
+    }
 
 
 def layer_moments(model: Transformer, statistics: Streams | Moments, layer: int) -> Moments:

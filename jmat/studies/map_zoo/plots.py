@@ -28,7 +28,9 @@ def plot_layers(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """
     kinds = {*_ALWAYS, *front(results["rows"])}
     shown: Content = {**results, "rows": [row for row in results["rows"] if row["map"] in kinds]}
-    return plot_by_layer(shown, BY_LAYER, **titled(drawing, f"{model_name(results)}: kinds of maps"))
+    return plot_by_layer(
+        shown, BY_LAYER, **titled(drawing, f"{model_name(results)}: kinds of maps")
+    )
 
 
 def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -42,7 +44,11 @@ def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """
     rows = [row for row in results["rows"] if "layer" not in row and row["value"] is not None]
     held = {row["map"]: row["value"] for row in rows if row["metric"] == "bytes"}
-    kl = {row["map"]: row for row in rows if row["metric"] == "kl" and row["map"] in held and row["value"] > 0}
+    kl = {
+        row["map"]: row
+        for row in rows
+        if row["metric"] == "kl" and row["map"] in held and row["value"] > 0
+    }
     sized = [row for kind, row in kl.items() if held[kind]]
     if not sized:
         raise NothingToDrawError("no rows of KL and bytes: nothing to draw")
@@ -58,16 +64,31 @@ def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
             colour, marker = looks[row["map"]]
             if "low" in row:
                 panel.vlines(across([row]), row["low"], row["high"], color=colour, linewidth=1)
-            panel.plot(across([row]), row["value"], color=colour, marker=marker, markersize=6, markeredgewidth=0)
+            panel.plot(
+                across([row]),
+                row["value"],
+                color=colour,
+                marker=marker,
+                markersize=6,
+                markeredgewidth=0,
+            )
         for kind in kl.keys() - {row["map"] for row in sized}:
             panel.axhline(kl[kind]["value"], color=looks[kind][0], linestyle=":")
         panel.set(
-            xscale="log", xlabel="bytes of all maps", ylabel="nats", title=f"{metric_name('kl')}, mean over layers"
+            xscale="log",
+            xlabel="bytes of all maps",
+            ylabel="nats",
+            title=f"{metric_name('kl')}, mean over layers",
         )
         perplexity_axis(panel)
 
-    points = [key(readable(row["map"]), looks[row["map"]], linestyle="none", markersize=6) for row in sized]
-    lines = [key(readable(kind), (looks[kind][0], ""), linestyle=":") for kind in kl if not held[kind]]
+    points = [
+        key(readable(row["map"]), looks[row["map"]], linestyle="none", markersize=6)
+        for row in sized
+    ]
+    lines = [
+        key(readable(kind), (looks[kind][0], ""), linestyle=":") for kind in kl if not held[kind]
+    ]
     joined = Line2D([], [], color="0.6", linewidth=1, label="no other is smaller and better")
     layout = Layout(panel=(5.2, 3.4), narrowest=2.4, ratio=0.68)
     title = f"{model_name(results)}: what a map's memory buys"

@@ -21,7 +21,8 @@ from jmat.report.rows import Row
 from jmat.studies.evaluation import METRICS
 from jmat.studies.r2 import Resamples
 
-Values = Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]]  # by kind and layer, then by metric
+# by kind and layer, then by metric
+Values = Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]]
 Scores = Mapping[tuple[str, int], Mapping[str, Float[ndarray, " S"]]]  # r2 of each resample
 R2 = ("r2", "r2_weighted")
 COSTS = ("parameters", "bytes", "flops_ratio")
@@ -44,7 +45,9 @@ def r2_scores(
     return scores
 
 
-def r2_rows(scores: Scores, target: Float[ndarray, "N D"], drawn: Resamples, final: int) -> list[Row]:
+def r2_rows(
+    scores: Scores, target: Float[ndarray, "N D"], drawn: Resamples, final: int
+) -> list[Row]:
     """Returns rows of r2 for every map and, as a mean over layers, for every kind; and
     what they are above `mat`.
     """
@@ -71,7 +74,8 @@ def paired_rows(values: Values, final: int, *, groups: Int[ndarray, " N"], seed:
       seed: draws the resamples, which are the same for all kinds.
     """
     numbers = {
-        key: {metric: np.asarray(read[metric], np.float64) for metric in METRICS} for key, read in values.items()
+        key: {metric: np.asarray(read[metric], np.float64) for metric in METRICS}
+        for key, read in values.items()
     }
     rows: list[Row] = []
     for label, by_metric in _labelled(numbers, final):
@@ -82,8 +86,13 @@ def paired_rows(values: Values, final: int, *, groups: Int[ndarray, " N"], seed:
         if finite:
             columns = np.stack([by_metric[metric] for metric in finite], axis=1)
             figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
-            fields |= {metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)}
-        rows += [{**label, "metric": metric, **field, "n": len(groups)} for metric, field in fields.items()]
+            fields |= {
+                metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)
+            }
+        rows += [
+            {**label, "metric": metric, **field, "n": len(groups)}
+            for metric, field in fields.items()
+        ]
     return rows
 
 
@@ -95,13 +104,18 @@ def _labelled(
 
     Each has the differences from `mat`, where there is a `mat`.
     """
-    kinds, layers = list(dict.fromkeys(kind for kind, _ in values)), list(dict.fromkeys(layer for _, layer in values))
+    kinds, layers = (
+        list(dict.fromkeys(kind for kind, _ in values)),
+        list(dict.fromkeys(layer for _, layer in values)),
+    )
     labelled: list[tuple[Row, dict[str, Float[ndarray, " N"]]]] = []
     for layer in (*layers, None):
         mean: dict[str, dict[str, Float[ndarray, " N"]]] = {}
         for kind in kinds:
             chosen = [values[kind, each] for each in (layers if layer is None else [layer])]
-            mean[kind] = {metric: np.mean([each[metric] for each in chosen], axis=0) for metric in chosen[0]}
+            mean[kind] = {
+                metric: np.mean([each[metric] for each in chosen], axis=0) for metric in chosen[0]
+            }
         for kind in kinds:
             by_metric = dict(mean[kind])
             if MAT in mean and kind != MAT:
@@ -113,7 +127,12 @@ def _labelled(
 
 
 def cost_rows(
-    maps: Mapping[tuple[str, int], Map], final: int, *, n_fit: int, block: float, seconds: Mapping[str, float]
+    maps: Mapping[tuple[str, int], Map],
+    final: int,
+    *,
+    n_fit: int,
+    block: float,
+    seconds: Mapping[str, float],
 ) -> list[Row]:
     """Returns rows of what each kind costs: parameters and bytes of all its maps
     together, a map of several layers once; the work of one map for one token against
@@ -137,7 +156,10 @@ def cost_rows(
         }
         if kind in seconds:
             found["fit_seconds"] = seconds[kind]
-        rows += [{"map": kind, "target": final, "metric": m, "value": v, "n": n_fit} for m, v in found.items()]
+        rows += [
+            {"map": kind, "target": final, "metric": m, "value": v, "n": n_fit}
+            for m, v in found.items()
+        ]
     return rows
 
 
@@ -149,7 +171,9 @@ def front(rows: Sequence[Row]) -> list[str]:
         {row["map"]: row["value"] for row in rows if row["metric"] == metric and "layer" not in row}
         for metric in ("kl", "bytes")
     )
-    order = sorted((kind for kind in held if kl.get(kind) is not None), key=lambda kind: (held[kind], kl[kind]))
+    order = sorted(
+        (kind for kind in held if kl.get(kind) is not None), key=lambda kind: (held[kind], kl[kind])
+    )
     best: list[str] = []
     for kind in order:
         if not best or kl[kind] < kl[best[-1]]:

@@ -25,14 +25,22 @@ from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.fitting import FitSettings, read_statistics
 from jmat.studies.map_zoo.fits import fit_seconds, fit_zoo
 from jmat.studies.map_zoo.plots import plot_bytes, plot_layers
-from jmat.studies.map_zoo.rows import COSTS, cost_rows, difference, front, paired_rows, r2_rows, r2_scores
+from jmat.studies.map_zoo.rows import (
+    COSTS,
+    cost_rows,
+    difference,
+    front,
+    paired_rows,
+    r2_rows,
+    r2_scores,
+)
 from jmat.studies.r2 import resamples
 from jmat.studies.settings import Say, read_subject, report
 
 LAYERS, BYTES = "map_zoo.png", "map_zoo_bytes.png"
 KINDS = (
-    "id mean diag hadamard orthogonal njtc:8 rank:8 rank:32 rank_logit:32 one_jump:32 mat affine ridge toward_id "
-    "rank:32+int8 mat+int8 affine+int8 tuned mlp:64"
+    "id mean diag hadamard orthogonal njtc:8 rank:8 rank:32 rank_logit:32 one_jump:32 mat affine "
+    "ridge toward_id rank:32+int8 mat+int8 affine+int8 tuned mlp:64"
 ).split()
 _SHOWN = ("kl", difference("kl"), "precision@1", "surprisal", "r2")
 
@@ -57,11 +65,19 @@ class Options(FitSettings):
         super().__post_init__()
         trained = [kind for kind in parse_kinds(self.kinds) if kind.entry.train is not None]
         if trained and self.route == "streaming":
-            raise ValueError(f"route='streaming' stores no activations, on which kind {str(trained[0])!r} is trained.")
+            raise ValueError(
+                f"route='streaming' stores no activations, on which kind {str(trained[0])!r} is "
+                "trained."
+            )
         if self.solver != "qr":
-            raise ValueError(f"solver={self.solver!r}: all kinds are fitted from one set of moments; leave it out.")
+            raise ValueError(
+                f"solver={self.solver!r}: all kinds are fitted from one set of moments; leave it "
+                "out."
+            )
         if self.intercept:
-            raise ValueError("intercept: each kind has an intercept or none; affine is mat with one.")
+            raise ValueError(
+                "intercept: each kind has an intercept or none; affine is mat with one."
+            )
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for a rank above the model's width, and for a layer that it
@@ -119,15 +135,23 @@ def run(
     seconds = fit_seconds(model, statistics, kinds, layers, seed=seed) if options.clock else {}
     del statistics
     streams = list(
-        subject.capture(subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")).values()
+        subject.capture(
+            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
+        ).values()
     )
     targets = target_tokens(held_out, masked=not model.config.causal)
     predictions, values = Predictions(), dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]()
     for layer in layers:
-        from_layer = {key: (stand_in, streams[layer]) for key, stand_in in fits.maps.items() if key[1] == layer}
+        from_layer = {
+            key: (stand_in, streams[layer])
+            for key, stand_in in fits.maps.items()
+            if key[1] == layer
+        }
         bar = subject.bar(f"evaluate layer {layer}")
         collected = predictions if layer == layers[0] else None
-        values |= evaluate(model, streams[L], from_layer, targets=targets, predictions=collected, progress=bar)
+        values |= evaluate(
+            model, streams[L], from_layer, targets=targets, predictions=collected, progress=bar
+        )
     drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
     rows = metric_rows(values, L, groups=held_out.rows, seed=options.seed)
     rows += paired_rows(values, L, groups=held_out.rows, seed=options.seed)
@@ -137,7 +161,9 @@ def run(
     rows += cost_rows(fits.maps, L, n_fit=fits.n, block=block, seconds=seconds)
     named = {f"{kind}.{layer}.{L}": stand_in for (kind, layer), stand_in in fits.maps.items()}
     figures = {LAYERS: plot_layers, BYTES: plot_bytes}
-    return report("map_zoo", subject, options, rows, maps=named, n=fits.n, tables=table, figures=figures)
+    return report(
+        "map_zoo", subject, options, rows, maps=named, n=fits.n, tables=table, figures=figures
+    )
 
 
 def _context(split: Split, config: ModelConfig) -> float:
@@ -150,7 +176,11 @@ def table(rows: Sequence[Row]) -> str:
     layer.
     """
     means = [row for row in rows if "layer" not in row]
-    costs = [metric for metric in (*COSTS, "fit_seconds") if any(row["metric"] == metric for row in means)]
+    costs = [
+        metric
+        for metric in (*COSTS, "fit_seconds")
+        if any(row["metric"] == metric for row in means)
+    ]
     kinds = format_table(means, index="map", columns=("metric",), metrics=_SHOWN, intervals=True)
     spent = format_table(means, index="map", columns=("metric",), metrics=costs)
     by_layer = format_table(rows, index="layer", columns=("metric", "map"), metrics=("kl",))

@@ -62,28 +62,33 @@ CLAIMS = (
         DIN,
         "A linear map reads the prediction off an earlier layer better than the logit lens does.",
         "At most layers of GPT-2 and BERT.",
-        "precision@1 of the map is above that of the logit lens, the intervals apart, at more than half of the layers.",
+        "precision@1 of the map is above that of the logit lens, the intervals apart, at more than "
+        "half of the layers.",
         rules.map_is_better,
     ),
     Claim(
         DIN,
         "The advantage of the map is large.",
-        "GPT-2: 15 to 40 points of precision@1 at most layers. BERT: more than 17 points on average.",
-        "Causal models: 15 points or more at more than half of the layers. Masked models: more than 17 on average.",
+        "GPT-2: 15 to 40 points of precision@1 at most layers. BERT: more than 17 points on "
+        "average.",
+        "Causal models: 15 points or more at more than half of the layers. Masked models: more "
+        "than 17 on average.",
         rules.map_is_much_better,
     ),
     Claim(
         DIN,
         "Early layers already hold much of the prediction.",
         "GPT-2: precision@1 0.28 to 0.45, @5 0.52 to 0.74, @10 0.62 to 0.82.",
-        "At every layer of the first half but the embedding, no figure is below the lowest published one.",
+        "At every layer of the first half but the embedding, no figure is below the lowest "
+        "published one.",
         rules.early_layers,
     ),
     Claim(
         DIN,
         "A linear map of a layer explains more of a later layer than the layer itself does.",
         "Heat maps of all pairs of layers.",
-        "Held-out r2 of the map is above that of the identity, the intervals apart, for every pair of layers.",
+        "Held-out r2 of the map is above that of the identity, the intervals apart, for every pair "
+        "of layers.",
         rules.map_explains_more,
     ),
     Claim(
@@ -97,7 +102,8 @@ CLAIMS = (
         DIN,
         "Of the sub-modules, attention bears linear replacement best.",
         "GPT-2: 2 to 4 points lost; the feed-forward part and the layer norms lose more.",
-        "precision@1, averaged over the layers from which on the part is replaced, is highest for attention.",
+        "precision@1, averaged over the layers from which on the part is replaced, is highest for "
+        "attention.",
         rules.attention_is_most_linear,
     ),
     Claim(
@@ -118,14 +124,16 @@ CLAIMS = (
         RAZZHIGAEV,
         "Without the residual stream, the steps are less linear.",
         "Lower at the layers of all models.",
-        "The held-out score without the residual is below the one with it, the intervals apart, at every step.",
+        "The held-out score without the residual is below the one with it, the intervals apart, at "
+        "every step.",
         rules.residual_makes_linear,
     ),
     Claim(
         RAZZHIGAEV,
         "A block adds little to the stream, which makes the step linear.",
         "A low norm of the blocks' contributions.",
-        "The norm of what a block adds, relative to the stream's, is below 1 at every step, its interval included.",
+        "The norm of what a block adds, relative to the stream's, is below 1 at every step, its "
+        "interval included.",
         rules.blocks_add_little,
     ),
     Claim(
@@ -146,14 +154,17 @@ CLAIMS = (
         RAZZHIGAEV,
         "Distillation of the maps wins back more of the loss.",
         "Curves of perplexity.",
-        "KL to the whole model is lower with the distilled map, the intervals apart, for the same blocks.",
+        "KL to the whole model is lower with the distilled map, the intervals apart, for the same "
+        "blocks.",
         rules.distillation_helps,
     ),
     Claim(
         RAZZHIGAEV,
-        "A regulariser that makes steps alike in pretraining improves the model and lowers linearity.",
+        "A regulariser that makes steps alike in pretraining improves the model and lowers "
+        "linearity.",
         "TinyStories 4.86 to 5.44, SuperGLUE 41.10 to 42.78.",
-        "The score rises, and linearity without the residual falls at every layer, from the same start.",
+        "The score rises, and linearity without the residual falls at every layer, from the same "
+        "start.",
         rules.needs("regularizer_study", "It takes pretraining"),
     ),
     Claim(

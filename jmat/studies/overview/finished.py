@@ -60,7 +60,9 @@ def empty(name: str, subject: Subject, settings: Settings) -> Results:
 def of(results: Results, seconds: float) -> Finished:
     """Returns what the report shows of the results of a study that was run now."""
     seen = getattr(results, "peek", None)
-    return Finished(_plain(results.config), results.rows, seconds, figures=_figures(results), peek=seen)
+    return Finished(
+        _plain(results.config), results.rows, seconds, figures=_figures(results), peek=seen
+    )
 
 
 def _figures(results: Results) -> dict[str, str]:
@@ -71,10 +73,12 @@ def _figures(results: Results) -> dict[str, str]:
     for name in results.figures:
         with contextlib.suppress(NothingToDrawError):
             file = io.StringIO()
-            with mpl.rc_context({"svg.hashsalt": name}):  # else ids, and so the page, would differ from run to run
+            # else ids, and so the page, would differ from run to run
+            with mpl.rc_context({"svg.hashsalt": name}):
                 figure = results.plot(name)
                 for panel in figure.axes:
-                    if to_hex(panel.get_facecolor()) == "#ffffff":  # other colours mean something: grey is no token
+                    # other colours mean something: grey is no token
+                    if to_hex(panel.get_facecolor()) == "#ffffff":
                         panel.patch.set_visible(False)
                 figure.savefig(file, format="svg", facecolor="none", metadata={"Date": None})
             drawn[pathlib.PurePath(name).stem] = file.getvalue()
@@ -92,7 +96,8 @@ def save(folder: pathlib.Path, results: Results, done: Finished, *, say: Say) ->
     (folder / PAGE).unlink(missing_ok=True)
     results.save(folder, say=say)
     content = json.dumps({"seconds": done.seconds, "figures": done.figures})
-    # Written last, since the study counts as finished with it: a run that is killed before leaves files out.
+    # Written last, since the study counts as finished with it: a run that is killed before leaves
+    # files out.
     save_atomically(folder / PAGE, lambda path: path.write_text(content + "\n", "utf-8"))
 
 
@@ -106,10 +111,17 @@ def read(folder: pathlib.Path, expected: Results) -> Finished | None:
         found = read_results(folder)
         beside = read_json_object(folder / PAGE)
         seconds, figures = float(beside["seconds"]), dict(beside["figures"])
-        seen = cast(Peek, read_json_object(folder / "peek.json")) if expected.experiment == "peek" else None
+        seen = (
+            cast(Peek, read_json_object(folder / "peek.json"))
+            if expected.experiment == "peek"
+            else None
+        )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    texts = [{key: dict(text or {}).get(key) for key in ("fit", "eval")} for text in (found["text"], expected.text)]
+    texts = [
+        {key: dict(text or {}).get(key) for key in ("fit", "eval")}
+        for text in (found["text"], expected.text)
+    ]
     version = dict(found.get("environment") or {}).get("jmat")
     same = (
         _plain(found["config"]) == _plain(expected.config)

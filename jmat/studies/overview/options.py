@@ -66,7 +66,11 @@ class Options(ReadingSettings):
         """Returns the settings of one study, each by its name."""
         own = {field.name for field in dataclasses.fields(self)}
         return kind(
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(kind) if field.name in own}
+            **{
+                field.name: getattr(self, field.name)
+                for field in dataclasses.fields(kind)
+                if field.name in own
+            }
         )
 
 
@@ -79,7 +83,9 @@ def ablated_layers(layers: int) -> tuple[int, ...]:
     return tuple(round(k * layers / (MOST_LAYERS - 1)) for k in range(MOST_LAYERS))
 
 
-def reason_against(name: str, model: Transformer, tokenizer: Tokenizer | None, options: Options) -> str | None:
+def reason_against(
+    name: str, model: Transformer, tokenizer: Tokenizer | None, options: Options
+) -> str | None:
     """Returns why a study is not run on a model; None where it is.
 
     Raises:

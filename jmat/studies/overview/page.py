@@ -31,16 +31,25 @@ def page(content: Fields, figures: Mapping[str, Mapping[str, str]]) -> str:
     template = string.Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     studies = content["studies"]
     count = {word: sum(each["verdict"] == word for each in content["verdicts"]) for word in _BADGES}
-    links = {"claims": "Claims", **{name: SECTIONS[name].title for name in studies}, "run": "How it was made"}
+    links = {
+        "claims": "Claims",
+        **{name: SECTIONS[name].title for name in studies},
+        "run": "How it was made",
+    }
     return template.substitute(
         model=text(content["model"]["name"]),
         summary=text(_summary(content)),
         counts=" ".join(
-            f'<span class="badge {_BADGES[word]}">{word}: {number}</span>' for word, number in count.items()
+            f'<span class="badge {_BADGES[word]}">{word}: {number}</span>'
+            for word, number in count.items()
         ),
-        links="".join(f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in links.items()),
+        links="".join(
+            f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in links.items()
+        ),
         claims="\n".join(_claims(content["verdicts"])),
-        sections="\n".join(_section(name, studies[name], figures.get(name, {})) for name in studies),
+        sections="\n".join(
+            _section(name, studies[name], figures.get(name, {})) for name in studies
+        ),
         missing=_missing(content),
         run=_run(content),
     )
@@ -50,8 +59,9 @@ def _summary(content: Fields) -> str:
     model, read = content["model"], content["text"]
     kind = "causal" if model["causal"] else "masked"
     return (
-        f"A {kind} model of {model['layers']} blocks, {model['width']} wide. Maps were fitted at {read['num_fit']:,} "
-        f"positions of {read['source']} and evaluated at {read['num_eval']:,} of other sentences."
+        f"A {kind} model of {model['layers']} blocks, {model['width']} wide. Maps were fitted at "
+        f"{read['num_fit']:,} positions of {read['source']} and evaluated at {read['num_eval']:,} "
+        "of other sentences."
     )
 
 
@@ -77,7 +87,9 @@ def _claim(each: Mapping[str, str]) -> str:
 
 def _section(name: str, study: Fields, figures: Mapping[str, str]) -> str:
     about = SECTIONS[name]
-    drawn = "".join(_figure(key, about.figures.get(key, about.title), svg) for key, svg in figures.items())
+    drawn = "".join(
+        _figure(key, about.figures.get(key, about.title), svg) for key, svg in figures.items()
+    )
     notes = "".join(f"<li>{text(note)}</li>" for note in format_notes(study["rows"]))
     return (
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{text(about.title)}</h2>\n'
@@ -89,8 +101,16 @@ def _section(name: str, study: Fields, figures: Mapping[str, str]) -> str:
 
 def _remark(name: str, study: Fields) -> str:
     counts = {row["n"] for row in study["rows"] if isinstance(row.get("n"), int)}
-    n = f" n = {min(counts):,}" + (f" to {max(counts):,}." if len(counts) > 1 else ".") if counts else ""
-    bootstraps = " Intervals are 95 % bootstraps over sentences." if any("low" in row for row in study["rows"]) else ""
+    n = (
+        f" n = {min(counts):,}" + (f" to {max(counts):,}." if len(counts) > 1 else ".")
+        if counts
+        else ""
+    )
+    bootstraps = (
+        " Intervals are 95 % bootstraps over sentences."
+        if any("low" in row for row in study["rows"])
+        else ""
+    )
     return f"Study {name}: {len(study['rows']):,} rows.{n}{bootstraps}"
 
 
@@ -102,10 +122,16 @@ def _figure(key: str, words: str, svg: str) -> str:
     points = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
     width = float(points[1]) * 4 / 3 if points else 900.0  # a point is 4/3 of a CSS pixel
     kind = "" if key in COLOURED else " class=lines"
-    caption = words[0].upper() + words[1:] + "." + ("" if key in COLOURED else " Bands are 95 % intervals.")
+    caption = (
+        words[0].upper()
+        + words[1:]
+        + "."
+        + ("" if key in COLOURED else " Bands are 95 % intervals.")
+    )
     return (
-        f'<figure{kind} style="--width:{1.1 * width:.0f}px"><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="Figure: {text(words)}"><img alt="Figure: {text(words)}. The tables below hold its numbers." '
+        f'<figure{kind} style="--width:{1.1 * width:.0f}px"><div class="scroll" tabindex="0" '
+        f'role="region" aria-label="Figure: {text(words)}"><img alt="Figure: {text(words)}. The '
+        'tables below hold its numbers." '
         f'src="data:image/svg+xml;base64,{data}"></div><figcaption>{text(caption)}</figcaption></figure>\n'
     )
 
@@ -124,7 +150,10 @@ def _peek(peek: Peek | None) -> str:
 def _missing(content: Fields) -> str:
     """Returns which studies are not there, and why."""
     reasons = {**content["skipped"], **content["failures"]}
-    lines = "".join(f"<li>{text(SECTIONS[name].title)} ({name}): {text(why)}</li>" for name, why in reasons.items())
+    lines = "".join(
+        f"<li>{text(SECTIONS[name].title)} ({name}): {text(why)}</li>"
+        for name, why in reasons.items()
+    )
     return f"<h3>Studies that are not here</h3><ul>{lines}</ul>" if lines else ""
 
 
@@ -143,7 +172,9 @@ def _run(content: Fields) -> str:
     }
     versions = {key: value for key, value in machine.items() if key not in ("cpu", "devices")}
     durations = [[name, _duration(study)] for name, study in content["studies"].items()]
-    durations.append(["all", f"{sum(study['seconds'] for study in content['studies'].values()):.0f} s"])
+    durations.append(
+        ["all", f"{sum(study['seconds'] for study in content['studies'].values()):.0f} s"]
+    )
     settings = [[name, _setting(value)] for name, value in content["config"].items()]
     return (
         facts(about)

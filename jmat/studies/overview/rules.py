@@ -12,8 +12,10 @@ from jmat.report.rows import Row
 
 Decision = tuple[bool, str]  # whether the claim holds, and the figures
 
-_EARLY = {"precision@1": 0.28, "precision@5": 0.52, "precision@10": 0.62}  # lowest published figures of early layers
-_POINTS = {True: 15.0, False: 17.0}  # published advantage of the map, of causal and of masked models
+# lowest published figures of early layers
+_EARLY = {"precision@1": 0.28, "precision@5": 0.52, "precision@10": 0.62}
+# published advantage of the map, of causal and of masked models
+_POINTS = {True: 15.0, False: 17.0}
 _NEARLY_LINEAR = 0.99
 _UNHARMED = 1.05  # times the whole model's perplexity
 
@@ -44,12 +46,18 @@ def _rows(seen: Evidence, study: str, **fields: object) -> list[Row]:
     """
     if study not in seen.rows:
         raise NotTestedError(f"There are no results of {study}.")
-    found = [row for row in seen.rows[study] if all(row.get(key) == value for key, value in fields.items())]
+    found = [
+        row
+        for row in seen.rows[study]
+        if all(row.get(key) == value for key, value in fields.items())
+    ]
     if not found:
         words = ", ".join(f"{key} {value}" for key, value in fields.items())
         raise NotTestedError(f"{study} has no row with {words}.")
     if missing := [row for row in found if row["value"] is None]:
-        raise NotTestedError(f"{study} has {len(missing)} of {len(found)} such figures without a value.")
+        raise NotTestedError(
+            f"{study} has {len(missing)} of {len(found)} such figures without a value."
+        )
     return found
 
 
@@ -88,7 +96,8 @@ def map_is_better(seen: Evidence) -> Decision:
     better = [layer for layer in mat if _apart(mat[layer], lens[layer])]
     return 2 * len(better) > len(mat), (
         f"Intervals are apart at {len(better)} of {len(mat)} layers; precision@1 of the map is "
-        f"{_span(row['value'] for row in mat.values())}, of the logit lens {_span(r['value'] for r in lens.values())}."
+        f"{_span(row['value'] for row in mat.values())}, of the logit lens "
+        f"{_span(r['value'] for r in lens.values())}."
     )
 
 
@@ -102,7 +111,9 @@ def map_is_much_better(seen: Evidence) -> Decision:
     figures = f"The differences are {_span(points, 1)} points, {mean:.1f} on average"
     if not seen.causal:
         return mean > _POINTS[False], f"{figures}."
-    return 2 * len(enough) > len(points), f"{figures}; {len(enough)} of {len(points)} layers have 15 or more."
+    return 2 * len(enough) > len(
+        points
+    ), f"{figures}; {len(enough)} of {len(points)} layers have 15 or more."
 
 
 def early_layers(seen: Evidence) -> Decision:
@@ -117,7 +128,9 @@ def early_layers(seen: Evidence) -> Decision:
         by_layer = _by_layer(seen, "layer_jump", "mat", metric)
         values[metric] = [by_layer[layer]["value"] for layer in layers]
     words = "; ".join(f"{metric} {_span(each)}" for metric, each in values.items())
-    return all(min(values[metric]) >= low for metric, low in _EARLY.items()), (f"At layers 1 to {layers[-1]}: {words}.")
+    return all(min(values[metric]) >= low for metric, low in _EARLY.items()), (
+        f"At layers 1 to {layers[-1]}: {words}."
+    )
 
 
 def map_explains_more(seen: Evidence) -> Decision:
@@ -129,7 +142,8 @@ def map_explains_more(seen: Evidence) -> Decision:
     better = [pair for pair in mat if _apart(mat[pair], lens[pair])]
     return len(better) == len(mat), (
         f"Intervals are apart for {len(better)} of {len(mat)} pairs; r2 of the map is "
-        f"{_span(row['value'] for row in mat.values())}, of the identity {_span(r['value'] for r in lens.values())}."
+        f"{_span(row['value'] for row in mat.values())}, of the identity "
+        f"{_span(r['value'] for r in lens.values())}."
     )
 
 
@@ -150,36 +164,51 @@ def attention_is_most_linear(seen: Evidence) -> Decision:
     """Decides whether the replacement of attention costs less than that of other parts."""
     means = {}
     for kind in ("mat_attn", "mat_ffn", "mat_ln1_ln2"):
-        values = [row["value"] for row in _by_layer(seen, "submodule_ablation", kind, "precision@1").values()]
+        values = [
+            row["value"]
+            for row in _by_layer(seen, "submodule_ablation", kind, "precision@1").values()
+        ]
         means[kind] = sum(values) / len(values)
     attention, feed_forward, norms = means.values()
     return attention > max(feed_forward, norms), (
-        f"Mean precision@1: attention {attention:.3f}, feed-forward {feed_forward:.3f}, layer norms {norms:.3f}."
+        f"Mean precision@1: attention {attention:.3f}, feed-forward {feed_forward:.3f}, layer "
+        f"norms {norms:.3f}."
     )
 
 
 def _steps(seen: Evidence, metric: str) -> list[Row]:
     """Returns the rows of the steps from each layer to the next."""
-    return [row for row in _rows(seen, "linearity", map="mat", metric=metric) if row["target"] == row["layer"] + 1]
+    return [
+        row
+        for row in _rows(seen, "linearity", map="mat", metric=metric)
+        if row["target"] == row["layer"] + 1
+    ]
 
 
 def steps_are_linear(seen: Evidence) -> Decision:
     """Decides whether the steps between layers are nearly linear."""
-    here, held_out = ([row["value"] for row in _steps(seen, metric)] for metric in ("linearity", "linearity_held_out"))
+    here, held_out = (
+        [row["value"] for row in _steps(seen, metric)]
+        for metric in ("linearity", "linearity_held_out")
+    )
     mean = sum(here) / len(here)
     return mean >= _NEARLY_LINEAR, (
-        f"In sample {mean:.3f} on average ({_span(here, 3)}); held out {sum(held_out) / len(held_out):.3f} "
-        f"({_span(held_out, 3)})."
+        f"In sample {mean:.3f} on average ({_span(here, 3)}); held out "
+        f"{sum(held_out) / len(held_out):.3f} ({_span(held_out, 3)})."
     )
 
 
 def residual_makes_linear(seen: Evidence) -> Decision:
     """Decides whether the steps are less linear without the residual stream."""
-    whole, without = (_steps(seen, metric) for metric in ("linearity_held_out", "linearity_without_residual_held_out"))
+    whole, without = (
+        _steps(seen, metric)
+        for metric in ("linearity_held_out", "linearity_without_residual_held_out")
+    )
     lower = [a for a, b in zip(whole, without, strict=True) if _apart(a, b)]
     return len(lower) == len(whole), (
         f"Lower at {len(lower)} of {len(whole)} steps; held out with the residual "
-        f"{_span((row['value'] for row in whole), 3)}, without {_span((row['value'] for row in without), 3)}."
+        f"{_span((row['value'] for row in whole), 3)}, without "
+        f"{_span((row['value'] for row in without), 3)}."
     )
 
 
@@ -189,8 +218,8 @@ def blocks_add_little(seen: Evidence) -> Decision:
     small = [row for row in steps if row.get("high", row["value"]) < 1]
     largest = max(steps, key=lambda row: row["value"])
     return len(small) == len(steps), (
-        f"Below 1 at {len(small)} of {len(steps)} steps ({_span(row['value'] for row in steps)}; the largest is of "
-        f"block {largest['layer']})."
+        f"Below 1 at {len(small)} of {len(steps)} steps ({_span(row['value'] for row in steps)}; "
+        f"the largest is of block {largest['layer']})."
     )
 
 
@@ -231,7 +260,10 @@ def cheaper(seen: Evidence, method: str, than: str) -> Decision:
 def distillation_helps(seen: Evidence) -> Decision:
     """Decides whether distilled maps cost less than fitted ones."""
     if not any(row.get("method") == "distil" for row in seen.rows.get("prune", ())):
-        raise NotTestedError("No map was distilled: run it with --method=delete,map,distil, which takes minutes more.")
+        raise NotTestedError(
+            "No map was distilled: run it with --method=delete,map,distil, which takes minutes "
+            "more."
+        )
     return cheaper(seen, "distil", "map")
 
 

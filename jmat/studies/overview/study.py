@@ -62,7 +62,8 @@ class Overview:
         """Returns what report.json holds."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         studies = {
-            name: {k: v for k, v in done._asdict().items() if k != "figures"} for name, done in self.studies.items()
+            name: {k: v for k, v in done._asdict().items() if k != "figures"}
+            for name, done in self.studies.items()
         }
         return (
             {"experiment": "report"}
@@ -81,14 +82,21 @@ class Overview:
         """Returns the verdicts, the durations, and the studies that are missing, as
         text.
         """
-        lines = [f"{verdict.verdict:>14}  {verdict.statement} {verdict.figures}" for verdict in self.verdicts]
+        lines = [
+            f"{verdict.verdict:>14}  {verdict.statement} {verdict.figures}"
+            for verdict in self.verdicts
+        ]
         holding = sum(verdict.verdict == HOLDS for verdict in self.verdicts)
         lines.append(f"{holding} of {len(self.verdicts)} claims hold")
         lines += [f"{name}: {done.duration()}" for name, done in self.studies.items()]
         left_out = [f"{name} was left out: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([*lines, *left_out, *(f"{name} failed: {why}" for name, why in self.failures.items())])
+        return "\n".join(
+            [*lines, *left_out, *(f"{name} failed: {why}" for name, why in self.failures.items())]
+        )
 
-    def save(self, folder: str | pathlib.Path, *, before: Callable[[str], object] = ignore_message) -> list[str]:
+    def save(
+        self, folder: str | pathlib.Path, *, before: Callable[[str], object] = ignore_message
+    ) -> list[str]:
         """Writes report.html and report.json into a folder, and returns their names;
         `before` is called with each.
         """
@@ -169,7 +177,9 @@ def run(
             subject.announce(f"{name} is there already: {home}")
             done[name] = kept
             continue
-        subject.announce(f"study {len(done) + len(failures) + 1} of {len(STUDIES) - len(skipped)}: {name}")
+        subject.announce(
+            f"study {len(done) + len(failures) + 1} of {len(STUDIES) - len(skipped)}: {name}"
+        )
         began = time.perf_counter()
         try:
             results = described(_run(name, subject, settings, shared))
@@ -217,10 +227,17 @@ def _overview(
 ) -> Overview:
     """Returns the results of all studies, in the order of the page, with the verdicts."""
     config, examples = subject.model.config, subject.examples
-    shape = {"name": subject.model.name, "layers": config.layers, "width": config.width, "causal": config.causal}
+    shape = {
+        "name": subject.model.name,
+        "layers": config.layers,
+        "width": config.width,
+        "causal": config.causal,
+    }
     own = described(finished.empty("report", subject, options))
     counts = {"num_fit": examples.fit.num_examples, "num_eval": examples.eval.num_examples}
-    tested = rules.Evidence({name: of.rows for name, of in done.items()}, config.layers, config.causal, options.score)
+    tested = rules.Evidence(
+        {name: of.rows for name, of in done.items()}, config.layers, config.causal, options.score
+    )
     return Overview(
         model=shape,
         model_hash=subject.model_hash,

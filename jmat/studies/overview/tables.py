@@ -55,7 +55,8 @@ def number(value: float | int) -> str:
     elif abs(value) >= 1e5:
         written = f"{value:.3g}"
     else:
-        written = f"{round(value, 3) + 0.0:.3f}" if abs(value) < 100 else f"{value:,.1f}"  # + 0.0: no minus zero
+        # + 0.0: no minus zero
+        written = f"{round(value, 3) + 0.0:.3f}" if abs(value) < 100 else f"{value:,.1f}"
     return written.replace("-", "\N{MINUS SIGN}")
 
 
@@ -81,7 +82,11 @@ def rows_table(
       Nothing where there is no row to show.
     """
     needed = {index, *columns, "value"}
-    shown = [row for row in rows if needed <= row.keys() and (metrics is None or row["metric"] in metrics)]
+    shown = [
+        row
+        for row in rows
+        if needed <= row.keys() and (metrics is None or row["metric"] in metrics)
+    ]
     if not shown:
         return ""
     if metrics is not None:
@@ -93,8 +98,13 @@ def rows_table(
     downs = list(dict.fromkeys(row[index] for row in shown))
     if all(isinstance(down, int | float) for down in downs):
         downs.sort()
-    lines = {down: "".join(cells.get((down, head), "<td></td>") for head in heads) for down in downs}
-    body = "".join(f'<tr><th scope="row">{text(_label(down))}</th>{line}</tr>\n' for down, line in lines.items())
+    lines = {
+        down: "".join(cells.get((down, head), "<td></td>") for head in heads) for down in downs
+    }
+    body = "".join(
+        f'<tr><th scope="row">{text(_label(down))}</th>{line}</tr>\n'
+        for down, line in lines.items()
+    )
     return _table(caption, f"{_head_rows(name(index), heads)}", body)
 
 
@@ -107,16 +117,24 @@ def listed(caption: str, heads: Sequence[str], lines: Sequence[Sequence[object]]
     """Returns a table of lines of text, the first of each being its heading."""
     head = "".join(f'<th scope="col">{text(each)}</th>' for each in heads)
     body = "".join(
-        f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(each)}</td>" for each in others)}</tr>\n'
+        "<tr><th "
+        f'scope="row">{text(first)}</th>{"".join(f"<td>{text(each)}</td>" for each in others)}</tr>\n'
         for first, *others in lines
     )
     return _table(caption, f"<tr>{head}</tr>", body, kind=' class="words"')
 
 
 def facts(pairs: Mapping[str, object]) -> str:
-    """Returns a list of names and what they are; no line ends inside the name of a flag."""
-    kept = {k: re.sub(r"(?<![\w-])--\w+", r'<span class="flag">\g<0></span>', text(v)) for k, v in pairs.items()}
-    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{v}</dd></div>' for k, v in kept.items())}</dl>"
+    """Returns a list of names and what they are; no line ends inside the name of a
+    flag.
+    """
+    kept = {
+        k: re.sub(r"(?<![\w-])--\w+", r'<span class="flag">\g<0></span>', text(v))
+        for k, v in pairs.items()
+    }
+    return (
+        f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{v}</dd></div>' for k, v in kept.items())}</dl>"
+    )
 
 
 def _table(caption: str, head: str, body: str, kind: str = "") -> str:
@@ -134,7 +152,8 @@ def _head_rows(corner: str, heads: Sequence[tuple[Value, ...]]) -> str:
         return f'<tr><th scope="col">{text(corner)}</th>{inner}</tr>'
     groups = list(dict.fromkeys(head[0] for head in heads))
     outer = "".join(
-        f'<th scope="colgroup" colspan="{sum(head[0] == group for head in heads)}">{text(name(group))}</th>'
+        '<th scope="colgroup" '
+        f'colspan="{sum(head[0] == group for head in heads)}">{text(name(group))}</th>'
         for group in groups
     )
     return f'<tr><th scope="col" rowspan="2">{text(corner)}</th>{outer}</tr><tr>{inner}</tr>'

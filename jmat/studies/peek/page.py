@@ -28,7 +28,9 @@ _TASK = {
 def page(peek: Peek) -> str:
     """Returns the whole page."""
     template = string.Template(Path(__file__).with_name("page.html").read_text("utf-8"))
-    sections = [_section(peek, number, sentence) for number, sentence in enumerate(peek["sentences"])]
+    sections = [
+        _section(peek, number, sentence) for number, sentence in enumerate(peek["sentences"])
+    ]
     return template.substitute(
         model=_text(peek["model"]),
         task=_TASK[peek["task"]],
@@ -49,7 +51,10 @@ def shade(probability: float) -> float:
 def _section(peek: Peek, number: int, sentence: Sentence) -> str:
     tables = [_table(peek, number, kind) for kind in sentence["predictions"]]
     heading = f'<h2 id="s{number}"><bdi>{_text(sentence["text"])}</bdi></h2>'
-    return f'<section aria-labelledby="s{number}">{heading}\n<div class="maps">\n{"".join(tables)}</div></section>'
+    return (
+        f'<section aria-labelledby="s{number}">{heading}\n<div '
+        f'class="maps">\n{"".join(tables)}</div></section>'
+    )
 
 
 def _table(peek: Peek, number: int, kind: str) -> str:
@@ -59,14 +64,19 @@ def _table(peek: Peek, number: int, kind: str) -> str:
     sentence = peek["sentences"][number]
     by_layer = sentence["predictions"][kind]
     heads = "".join(
-        f'<th scope="col" role="columnheader" style="min-width:{width}ch"><bdi>{_token(token)}</bdi></th>'
+        '<th scope="col" role="columnheader" '
+        f'style="min-width:{width}ch"><bdi>{_token(token)}</bdi></th>'
         for token, width in zip(sentence["tokens"], _widths(sentence), strict=True)
     )
     rows = []
     for k in reversed(range(len(by_layer))):
         label = _layer_label(peek["layers"][k], peek["blocks"])
-        cells = [_cell(top, full[0][0]) for top, full in zip(by_layer[k], by_layer[-1], strict=True)]
-        rows.append(f'<tr role="row"><th scope="row" role="rowheader">{label}</th>{"".join(cells)}</tr>\n')
+        cells = [
+            _cell(top, full[0][0]) for top, full in zip(by_layer[k], by_layer[-1], strict=True)
+        ]
+        rows.append(
+            f'<tr role="row"><th scope="row" role="rowheader">{label}</th>{"".join(cells)}</tr>\n'
+        )
     rows[0] = rows[0].replace('tabindex="-1"', 'tabindex="0"', 1)
     caption = f"<b>{_text(kind)}</b> {_text(_ABOUT.get(kind, ''))}"
     return (
@@ -86,7 +96,9 @@ def token_table(peek: Peek, number: int, kind: str) -> str:
     """
     sentence = peek["sentences"][number]
     by_layer = sentence["predictions"][kind]
-    heads = "".join(f'<th scope="col"><bdi>{_token(token)}</bdi></th>' for token in sentence["tokens"])
+    heads = "".join(
+        f'<th scope="col"><bdi>{_token(token)}</bdi></th>' for token in sentence["tokens"]
+    )
     rows = []
     for k in reversed(range(len(by_layer))):
         cells = []
@@ -128,8 +140,9 @@ def _cell(top: Top, full: str) -> str:
     agrees = token == full
     spoken = f"{visible(token)}, {percent(probability)}{', as the full model' if agrees else ''}"
     return (
-        f'<td role="gridcell" tabindex="-1"{" class=same" if agrees else ""} style="--p:{shade(probability):.3f}"'
-        f' aria-label="{_text(spoken)}"><bdi>{_token(token)}</bdi></td>'
+        f'<td role="gridcell" tabindex="-1"{" class=same" if agrees else ""} '
+        f'style="--p:{shade(probability):.3f}" '
+        f'aria-label="{_text(spoken)}"><bdi>{_token(token)}</bdi></td>'
     )
 
 
@@ -164,7 +177,10 @@ def _script_data(peek: Peek) -> str:
             {
                 "tokens": [visible(token) for token in sentence["tokens"]],
                 "predictions": {
-                    kind: [[[(visible(token), p) for token, p in top] for top in tops] for tops in by_layer]
+                    kind: [
+                        [[(visible(token), p) for token, p in top] for top in tops]
+                        for tops in by_layer
+                    ]
                     for kind, by_layer in sentence["predictions"].items()
                 },
             }

@@ -20,7 +20,14 @@ from numpy import ndarray
 
 from jmat.capture.sweep import stored_rows, sweep
 from jmat.data import Split
-from jmat.data.encoding import KnowsSpecialTokens, Tokenizer, encode, special_id, special_tokens, token_name
+from jmat.data.encoding import (
+    KnowsSpecialTokens,
+    Tokenizer,
+    encode,
+    special_id,
+    special_tokens,
+    token_name,
+)
 from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
@@ -41,7 +48,9 @@ class Sentence(TypedDict):
 
     text: str
     tokens: list[str]
-    shown: int  # the position that a table in a terminal shows: the mask if the text has one, else the last word
+    # the position that a table in a terminal shows: the mask if the text has one, else the last
+    # word
+    shown: int
     predictions: dict[str, list[list[Top]]]
 
 
@@ -51,17 +60,20 @@ class Peek(TypedDict):
     """
 
     model: str
-    task: str  # `next`: the token after each position; `masked`: the token at each position while it is masked
+    # `next`: the token after each position; `masked`: the token at each position while it is masked
+    task: str
     blocks: int
     layers: list[int]
     sentences: list[Sentence]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Sentences → predictions
 
 
-def all_positions(sentences: Sequence[str], tokenizer: Tokenizer, *, max_length: int, masked: bool) -> Split:
+def all_positions(
+    sentences: Sequence[str], tokenizer: Tokenizer, *, max_length: int, masked: bool
+) -> Split:
     """Returns every position of every sentence as an example, those of special tokens
     included.
 
@@ -73,8 +85,16 @@ def all_positions(sentences: Sequence[str], tokenizer: Tokenizer, *, max_length:
     for text in sentences:
         (tokens,) = encode([text], tokenizer, max(max_length, _LONG), special)
         if tokens is None or len(tokens) > max_length:
-            size = "no" if tokens is None else f"{_LONG} or more" if len(tokens) >= _LONG else len(tokens)
-            raise ValueError(f"the sentence {text[:60]!r} has {size} tokens; expected 1 to {max_length}.")
+            size = (
+                "no"
+                if tokens is None
+                else f"{_LONG} or more"
+                if len(tokens) >= _LONG
+                else len(tokens)
+            )
+            raise ValueError(
+                f"the sentence {text[:60]!r} has {size} tokens; expected 1 to {max_length}."
+            )
         lists.append(tokens)
     if not lists:
         raise ValueError("there is no sentence; give at least one.")
@@ -109,7 +129,9 @@ def top_predictions(
 def check_top(top: int, config: ModelConfig) -> None:
     """Raises ValueError for more tokens than the vocabulary has."""
     if not 1 <= top <= config.vocab_size:
-        raise ValueError(f"top={top}: expected 1 to {config.vocab_size}, the size of the vocabulary.")
+        raise ValueError(
+            f"top={top}: expected 1 to {config.vocab_size}, the size of the vocabulary."
+        )
 
 
 def peek(
@@ -153,10 +175,21 @@ def peek(
         predictions = {kind: named(kind, positions) for kind in shortcuts}
         shown = _shown(tokens, tokenizer)
         found.append(
-            {"text": text, "tokens": [*map(texts, tokens.tolist())], "shown": shown, "predictions": predictions}
+            {
+                "text": text,
+                "tokens": [*map(texts, tokens.tolist())],
+                "shown": shown,
+                "predictions": predictions,
+            }
         )
     task = "next" if model.config.causal else "masked"
-    return {"model": name, "task": task, "blocks": model.config.layers, "layers": layers, "sentences": found}
+    return {
+        "model": name,
+        "task": task,
+        "blocks": model.config.layers,
+        "layers": layers,
+        "sentences": found,
+    }
 
 
 @jax.jit
@@ -171,7 +204,7 @@ def _shown(tokens: Int[ndarray, " T"], tokenizer: KnowsSpecialTokens) -> int:
     return int(masks[0] if len(masks) else words[-1] if len(words) else len(tokens) - 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Tokens as text
 
 
@@ -193,7 +226,10 @@ class TokenTexts:
 
     def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
         """Returns tokens with their probabilities, to six digits."""
-        return [[self(token), float(f"{p:.6g}")] for token, p in zip(ids.tolist(), probabilities, strict=True)]
+        return [
+            [self(token), float(f"{p:.6g}")]
+            for token, p in zip(ids.tolist(), probabilities, strict=True)
+        ]
 
     def _name(self, token: int) -> str:
         piece = token_name(token, self._tokenizer)
@@ -202,7 +238,9 @@ class TokenTexts:
         if token in self._special:
             return piece
         if self._bytes is not None and all(letter in self._bytes for letter in piece):
-            return bytes(self._bytes[letter] for letter in piece).decode("utf-8", "backslashreplace")
+            return bytes(self._bytes[letter] for letter in piece).decode(
+                "utf-8", "backslashreplace"
+            )
         return piece.replace("▁", " ")  # SentencePiece's space
 
 
@@ -217,7 +255,9 @@ def _byte_letters() -> dict[str, int]:
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + n): byte for n, byte in enumerate(hidden)
+    }
 
 
 _SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
@@ -227,11 +267,14 @@ def visible(token: str) -> str:
     """Returns a token as people can see it: signs for spaces and ends of lines, escapes
     for what has no glyph.
     """
-    letters = (_SIGNS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in token)
+    letters = (
+        _SIGNS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
+        for c in token
+    )
     return "".join(letters) or "(empty)"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Results
 
 
@@ -248,7 +291,11 @@ def peek_rows(peek: Peek) -> list[Row]:
             for layer, by_position in zip(peek["layers"], by_layer, strict=True):
                 for position, top in enumerate(by_position):
                     full = by_layer[-1][position][0][0]
-                    row = {"sentence": number, "position": position, "token": sentence["tokens"][position]}
+                    row = {
+                        "sentence": number,
+                        "position": position,
+                        "token": sentence["tokens"][position],
+                    }
                     row |= {"map": kind, "layer": layer, "target": peek["blocks"]}
                     row |= {"metric": "precision@1", "value": float(top[0][0] == full), "n": 1}
                     row |= {"full": full}
@@ -270,7 +317,10 @@ def format_peek(peek: Peek, number: int, *, width: int = 100) -> str:
     table.add_column("layer", justify="right")
     for kind in sentence["predictions"]:
         table.add_column(kind)
-    columns = [_aligned([by_position[at] for by_position in maps]) for maps in sentence["predictions"].values()]
+    columns = [
+        _aligned([by_position[at] for by_position in maps])
+        for maps in sentence["predictions"].values()
+    ]
     for layer, *cells in reversed([*zip(peek["layers"], *columns, strict=True)]):
         table.add_row(str(layer), *(rich.text.Text(cell, overflow="fold") for cell in cells))
     console = rich.console.Console(width=width, no_color=True, highlight=False, markup=False)
@@ -286,4 +336,7 @@ def _aligned(tops: Sequence[Top]) -> list[str]:
     """
     table = [[visible(token) for token, _ in top] for top in tops]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(token.ljust(width) for token, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [
+        "  ".join(token.ljust(width) for token, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]

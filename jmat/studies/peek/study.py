@@ -31,7 +31,14 @@ from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
 from jmat.studies.fitting import announce_ranks
 from jmat.studies.peek.page import page
-from jmat.studies.peek.predictions import Peek, all_positions, check_top, format_peek, peek, peek_rows
+from jmat.studies.peek.predictions import (
+    Peek,
+    all_positions,
+    check_top,
+    format_peek,
+    peek,
+    peek_rows,
+)
 from jmat.studies.settings import Say, Settings, check_head, read_subject
 
 FILES = ("peek.json", "peek.html")
@@ -81,7 +88,10 @@ class PeekResults(Results):
 
 def framed(content: str) -> str:
     """Returns a whole page as a notebook shows it: in a frame of its own."""
-    return f'<iframe srcdoc="{html.escape(content, quote=True)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+    return (
+        f'<iframe srcdoc="{html.escape(content, quote=True)}" style="width: 100%; height: 40em; '
+        'border: 0"></iframe>'
+    )
 
 
 def run(
@@ -131,7 +141,9 @@ def run(
     sentences, layers, split = check(model, sentences, options, tokenizer=tokenizer)
     assert tokenizer is not None  # `check` has refused that
     if (maps is None) == (examples is None):
-        raise ValueError("peek reads with maps or fits some on examples: give one of maps= and examples=.")
+        raise ValueError(
+            "peek reads with maps or fits some on examples: give one of maps= and examples=."
+        )
     L, sites = model.config.layers, stream_sites(model.config.layers)
     if maps is not None:
         linear = _given_maps(model, maps, layers)
@@ -171,7 +183,11 @@ def run(
 
 
 def check(
-    model: Transformer, sentences: Sequence[str] | None, options: Options, *, tokenizer: Tokenizer | None
+    model: Transformer,
+    sentences: Sequence[str] | None,
+    options: Options,
+    *,
+    tokenizer: Tokenizer | None,
 ) -> tuple[list[str], list[int], Split]:
     """Returns the sentences, the layers to read and every position; arguments as for
     `run`.
@@ -192,7 +208,9 @@ def check(
         check_text(sentence, "a sentence")
     if sentences is None:
         sentences = [without_gap(sentence, tokenizer, masked) for sentence in DEFAULT_SENTENCES]
-    split = all_positions(sentences, tokenizer, max_length=model.config.num_positions, masked=masked)
+    split = all_positions(
+        sentences, tokenizer, max_length=model.config.num_positions, masked=masked
+    )
     return list(sentences), layers, split
 
 
@@ -216,7 +234,9 @@ def _given_maps(
         maps, _ = read_maps(maps, model_hash=model_hash(parameters(model)), width=config.width)
     names = {layer: f"mat.{layer}.{config.layers}" for layer in layers if layer < config.layers}
     if missing := [name for name in names.values() if name not in maps]:
-        raise ValueError(f"{source} has no map {missing[0]}; expected what experiments.layer_jump saves.")
+        raise ValueError(
+            f"{source} has no map {missing[0]}; expected what experiments.layer_jump saves."
+        )
     return {layer: maps[name] for layer, name in names.items()}
 
 
@@ -234,7 +254,11 @@ def _fitted_maps(
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
     sites = stream_sites(model.config.layers)
-    streams = list(subject.capture(subject.as_read.fit, sites, progress=subject.bar("capture fit")).values())
-    maps, solutions = fit_jumps(streams, targets="final", intercept=options.intercept, progress=subject.bar("fit"))
+    streams = list(
+        subject.capture(subject.as_read.fit, sites, progress=subject.bar("capture fit")).values()
+    )
+    maps, solutions = fit_jumps(
+        streams, targets="final", intercept=options.intercept, progress=subject.bar("fit")
+    )
     announce_ranks(subject, solutions)
     return {layer: linear for (layer, _), linear in maps.items()}, text

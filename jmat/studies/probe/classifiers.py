@@ -17,7 +17,8 @@ from jmat.report.rows import Row
 from jmat.runtime.progress import track
 
 CLASSIFIERS = ("ridge", "logistic")
-_ALPHAS = np.logspace(-1, 5, 7)  # ridge penalties to choose from, by leave-one-out on the fit examples
+# ridge penalties to choose from, by leave-one-out on the fit examples
+_ALPHAS = np.logspace(-1, 5, 7)
 
 
 def probe_rows(
@@ -45,22 +46,35 @@ def probe_rows(
     Raises ValueError where the fit examples have but one label.
     """
     kinds, counts = check_labels(labels["fit"])
-    right = {layer: _right(fit[layer], held_out[layer], labels, classifier) for layer in track(list(fit), progress)}
+    right = {
+        layer: _right(fit[layer], held_out[layer], labels, classifier)
+        for layer in track(list(fit), progress)
+    }
     most = kinds[counts == counts.max()]
     majority = np.isin(labels["eval"], most) / len(most)
     mean, low, high = bootstrap_mean(
         np.stack([*right.values(), majority], axis=1).astype(np.float64), groups=groups, seed=seed
     )
-    names: list[Row] = [*({"map": classifier, "layer": layer} for layer in right), {"map": "majority"}]
+    names: list[Row] = [
+        *({"map": classifier, "layer": layer} for layer in right),
+        {"map": "majority"},
+    ]
     still = "is the same at all examples to fit on: nothing can be read off it"
-    constant = {layer: f"the stream of layer {layer} {still}" for layer, X in fit.items() if not varying(X).any()}
+    constant = {
+        layer: f"the stream of layer {layer} {still}"
+        for layer, X in fit.items()
+        if not varying(X).any()
+    }
     rows = [
         with_note(
-            {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)}, constant.get(name.get("layer", -1))
+            {**name, "metric": "accuracy", **estimate(*figure), "n": len(majority)},
+            constant.get(name.get("layer", -1)),
         )
         for name, *figure in zip(names, mean, low, high, strict=True)
     ]
-    tied = f"the labels {', '.join(map(repr, most.tolist()))} are equally frequent: the mean over them"
+    tied = (
+        f"the labels {', '.join(map(repr, most.tolist()))} are equally frequent: the mean over them"
+    )
     return [*rows[:-1], with_note(rows[-1], tied if len(most) > 1 else None)]
 
 
@@ -70,7 +84,10 @@ def check_labels(labels: Shaped[ndarray, " N"]) -> tuple[Shaped[ndarray, " K"], 
     """
     kinds, counts = np.unique(labels, return_counts=True)
     if len(kinds) < 2:
-        raise ValueError(f"all {len(labels)} examples to fit on have the label {str(kinds[0])!r}; give more of them.")
+        raise ValueError(
+            f"all {len(labels)} examples to fit on have the label {str(kinds[0])!r}; give more of "
+            "them."
+        )
     return kinds, counts
 
 
@@ -80,6 +97,8 @@ def _right(X: ndarray, X_eval: ndarray, labels: Mapping[str, ndarray], classifie
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    head = RidgeClassifierCV(_ALPHAS) if classifier == "ridge" else LogisticRegression(max_iter=2000)
+    head = (
+        RidgeClassifierCV(_ALPHAS) if classifier == "ridge" else LogisticRegression(max_iter=2000)
+    )
     model = make_pipeline(StandardScaler(), head).fit(X.astype(np.float64), labels["fit"])
     return model.predict(X_eval.astype(np.float64)) == labels["eval"]

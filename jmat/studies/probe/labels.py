@@ -20,21 +20,33 @@ def read_labelled(path: str | pathlib.Path) -> tuple[list[str], list[str]]:
       FileNotFoundError: there is no such file.
       ValueError: a line is something else, or there are fewer than two labels.
     """
-    texts, labels = zip(*read_json_lines(path, _labelled, '{"text": "…", "label": "…"}'), strict=True)
+    texts, labels = zip(
+        *read_json_lines(path, _labelled, '{"text": "…", "label": "…"}'), strict=True
+    )
     if len(set(labels)) < 2:
-        raise ValueError(f"{path} has the labels {sorted(set(labels))}; a classifier needs two at least.")
+        raise ValueError(
+            f"{path} has the labels {sorted(set(labels))}; a classifier needs two at least."
+        )
     return list(texts), list(labels)
 
 
 def _labelled(fields: Fields) -> tuple[str, str]:
     text, label = fields["text"], fields["label"]
     if not isinstance(text, str) or not text.strip() or not isinstance(label, str | int):
-        raise ValueError("the text should be a text, not empty, and the label a text or a whole number")
+        raise ValueError(
+            "the text should be a text, not empty, and the label a text or a whole number"
+        )
     return text, str(label)
 
 
 def labelled_examples(
-    texts: Sequence[str], labels: Sequence[str], tokenizer: Tokenizer, *, max_length: int, masked: bool, seed: int
+    texts: Sequence[str],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    masked: bool,
+    seed: int,
 ) -> tuple[Examples, dict[str, Shaped[ndarray, " N"]]]:
     """Returns three quarters of the texts to fit on, the rest to evaluate on, drawn by
     the seed; and their labels.
@@ -49,8 +61,9 @@ def labelled_examples(
     special = special_tokens(tokenizer, masked=masked)
     if masked and not special.before:
         raise ValueError(
-            "a masked model is probed at [CLS], and its tokenizer puts no token in front of a text: it needs a "
-            "tokenizer.json with a post_processor, or a tokenizer_config.json that names the class of its tokenizer."
+            "a masked model is probed at [CLS], and its tokenizer puts no token in front of a "
+            "text: it needs a tokenizer.json with a post_processor, or a tokenizer_config.json "
+            "that names the class of its tokenizer."
         )
     order = np.random.default_rng(seed).permutation(len(texts))
     cut = 3 * len(texts) // 4
@@ -60,11 +73,15 @@ def labelled_examples(
         pieces = encode([texts[i] for i in chosen], tokenizer, max_length, special)
         tokens = [piece for piece in pieces if piece is not None]
         if not tokens:
-            raise ValueError(f"{len(texts)} labelled texts leave none to {name}; give more of them.")
+            raise ValueError(
+                f"{len(texts)} labelled texts leave none to {name}; give more of them."
+            )
         lengths = np.asarray([len(t) for t in tokens], np.int32)
         positions = np.zeros_like(lengths) if masked else lengths - 1
         splits[name] = Split(tokens=np.concatenate(tokens), lengths=lengths, positions=positions)
-        kept[name] = np.asarray([labels[i] for i, piece in zip(chosen, pieces, strict=True) if piece is not None])
+        kept[name] = np.asarray(
+            [labels[i] for i, piece in zip(chosen, pieces, strict=True) if piece is not None]
+        )
     return Examples(**splits), kept
 
 

@@ -113,7 +113,9 @@ def run(
     """
     options.check(model.config)
     if against is not None and labels is None:
-        check_same_kind(against.model.name, against.model.config.causal, model.name, model.config.causal)
+        check_same_kind(
+            against.model.name, against.model.config.causal, model.name, model.config.causal
+        )
     subject, kinds = _read(Other(model, tokenizer, examples), examples, labels, options, say)
     inputs = {"": (dataclasses.replace(subject, shared=shared), kinds)}
     if against is not None:
@@ -129,23 +131,35 @@ def run(
     return report("probe", subject, options, rows, text=text, tables=table, figures={FIGURE: plot})
 
 
-Labels = Mapping[str, Shaped[ndarray, " _"]]  # of the examples to fit on (`fit`) and to evaluate on (`eval`)
+# of the examples to fit on (`fit`) and to evaluate on (`eval`)
+Labels = Mapping[str, Shaped[ndarray, " _"]]
 
 
 def _read(
-    of: Other, shared: Examples | Sequence[str], labels: Sequence[str] | None, options: Options, say: Say | None
+    of: Other,
+    shared: Examples | Sequence[str],
+    labels: Sequence[str] | None,
+    options: Options,
+    say: Say | None,
 ) -> tuple[Subject, Labels]:
     """Returns what one model reads, and the labels of its examples."""
     model, tokenizer, examples = of
     masked = not model.config.causal
     if tokenizer is None:
         name = model.name or "the model"
-        raise ValueError(f"{name} has no tokenizer, which it takes to read texts and to tell words from punctuation.")
+        raise ValueError(
+            f"{name} has no tokenizer, which it takes to read texts and to tell words from "
+            "punctuation."
+        )
     if labels is not None:
         if isinstance(shared, Examples) or len(shared) != len(labels):
             raise ValueError(f"there are {len(labels)} labels; expected a list of as many texts.")
         check_texts(shared, tokenizer)
-        size: Keywords = {"max_length": model.config.num_positions, "masked": masked, "seed": options.seed}
+        size: Keywords = {
+            "max_length": model.config.num_positions,
+            "masked": masked,
+            "seed": options.seed,
+        }
         examples, kinds = labelled_examples(shared, labels, tokenizer, **size)
         check_examples(examples, model.config)
         subject = Subject(
@@ -157,7 +171,10 @@ def _read(
         examples = shared if examples is None else examples
         subject = read_subject(model, examples, tokenizer, options, needs_head=False, say=say)
         splits = dict(subject.splits)
-        kinds = {name: token_classes(target_tokens(split, masked=masked), tokenizer) for name, split in splits.items()}
+        kinds = {
+            name: token_classes(target_tokens(split, masked=masked), tokenizer)
+            for name, split in splits.items()
+        }
     check_labels(kinds["fit"])
     return subject, kinds
 
@@ -166,7 +183,11 @@ def _probe(subject: Subject, labels: Labels, options: Options) -> list[Row]:
     """Returns the rows of one model."""
     sites = stream_sites(subject.model.config.layers)
     fit, held_out = (dict(enumerate(acts.values())) for acts in subject.capture_both(sites))
-    fitting: Keywords = {"classifier": options.classifier, "seed": options.seed, "progress": subject.bar("probe")}
+    fitting: Keywords = {
+        "classifier": options.classifier,
+        "seed": options.seed,
+        "progress": subject.bar("probe"),
+    }
     return probe_rows(fit, held_out, labels, groups=subject.examples.eval.rows, **fitting)
 
 
@@ -175,8 +196,12 @@ def table(rows: Sequence[Row]) -> str:
     label.
     """
     by_layer = [{**row, "target": row["layer"]} for row in rows if "layer" in row]
-    lines = [format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",))]
-    return "\n".join([*lines, *(f"{row['map']}: {row['value']:.3f}" for row in rows if "layer" not in row)])
+    lines = [
+        format_table(by_layer, index="layer", columns=("metric", "map"), metrics=("accuracy",))
+    ]
+    return "\n".join(
+        [*lines, *(f"{row['map']}: {row['value']:.3f}" for row in rows if "layer" not in row)]
+    )
 
 
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:

@@ -92,22 +92,30 @@ def distil(
     removed = [i for start, stop in maps for i in range(start, stop)]
     first, stops = min(removed), {stop for _, stop in maps}
     streams = stream_sites(model.config.layers)
-    compared = [l for l in range(first + 1, model.config.layers + 1) if l - 1 not in removed or l in stops]
+    compared = [
+        l for l in range(first + 1, model.config.layers + 1) if l - 1 not in removed or l in stops
+    ]
     keep = tuple(streams[l] for l in compared)
 
     def loss_of(changes, trainees, batch, start, teacher, whole):
-        trained = {stretch: _trained(trainees[stretch], change) for stretch, change in changes.items()}
+        trained = {
+            stretch: _trained(trainees[stretch], change) for stretch, change in changes.items()
+        }
         sites = stand_ins(model, "map", removed, trained)
         x, acts = run(model, start, start=first, sites=sites, keep=keep, **batch.where)
         real = batch.segments > 0
-        errors = sum(_error(acts[name], teacher[name], real, relative=relative) for name in keep) / len(keep)
+        errors = sum(
+            _error(acts[name], teacher[name], real, relative=relative) for name in keep
+        ) / len(keep)
         if whole is not None:
             errors += kl_weight * _kl(whole, logits(model, x), real)
         return _mean(errors, real)
 
     mesh = local_mesh()
     model, maps = place(model, mesh), replicate(mesh, dict(maps))
-    plan = text_batches(model.config, whole_sentences(split), tokens_per_batch, row_multiple=mesh.size)
+    plan = text_batches(
+        model.config, whole_sentences(split), tokens_per_batch, row_multiple=mesh.size
+    )
     trainees: dict[Stretch, _Trainee] = {}
     before: float | None = None
     for step, (_, batch) in enumerate(on_devices(_shuffled(plan, steps, seed), mesh=mesh)):
@@ -116,22 +124,27 @@ def distil(
             ends = {stretch: tuple(acts[streams[l]] for l in stretch) for stretch in maps}
             # One after another, since each sums over the devices: see `jmat.runtime.mesh.settled`.
             for stretch, linear in maps.items():
-                trainees[stretch] = jax.block_until_ready(_prepare(linear, *ends[stretch], batch.segments > 0))
+                trainees[stretch] = jax.block_until_ready(
+                    _prepare(linear, *ends[stretch], batch.segments > 0)
+                )
         changes = {stretch: trainee.change for stretch, trainee in trainees.items()}
         whole = logits(model, x) if kl_weight else None
         start = acts[streams[first]]
         value, gradients = jax.value_and_grad(loss_of)(changes, trainees, batch, start, acts, whole)
-        jax.block_until_ready(gradients)  # they are summed over the devices: see `jmat.runtime.mesh.settled`
+        # they are summed over the devices: see `jmat.runtime.mesh.settled`
+        jax.block_until_ready(gradients)
         now = float(value)
         before = now if before is None else before
         if not now <= _DIVERGED * max(before, 1e-3):  # NaN is not
             raise ValueError(
-                f"distilling diverged: the loss was {before:.3g} at step 1 and is {now:.3g} at step {step + 1}; lower "
-                f"the learning rate, {learning_rate:g}."
+                f"distilling diverged: the loss was {before:.3g} at step 1 and is {now:.3g} at "
+                f"step {step + 1}; lower the learning rate, {learning_rate:g}."
             )
         rate = np.float32(learning_rate * 0.5 * (1 + np.cos(np.pi * step / steps)))
         # One by one: the same program for any number of maps.
-        trainees = {stretch: _step(trainees[stretch], gradients[stretch], rate) for stretch in trainees}
+        trainees = {
+            stretch: _step(trainees[stretch], gradients[stretch], rate) for stretch in trainees
+        }
         if log is not None and (step in (0, steps - 1) or (step + 1) % log_every == 0):
             log(step + 1, now)
     return {stretch: _trained(trainee, trainee.change) for stretch, trainee in trainees.items()}
@@ -151,7 +164,10 @@ _ADAM = optax.scale_by_adam(b2=0.99)
 
 @jax.jit
 def _prepare(
-    linear: Linear, source: Float[Array, "B T D"], target: Float[Array, "B T D"], mask: Bool[Array, "B T"]
+    linear: Linear,
+    source: Float[Array, "B T D"],
+    target: Float[Array, "B T D"],
+    mask: Bool[Array, "B T"],
 ) -> _Trainee:
     weights = mask[..., None].astype(jnp.float32) / mask.sum().astype(jnp.float32)
     start = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), linear)
@@ -169,7 +185,9 @@ def _prepare(
 
 @jax.jit
 def _trained(trainee: _Trainee, change: Linear) -> Linear:
-    return jax.tree.map(lambda start, scale, step: start + scale * step, trainee.start, trainee.scale, change)
+    return jax.tree.map(
+        lambda start, scale, step: start + scale * step, trainee.start, trainee.scale, change
+    )
 
 
 @jax.jit
@@ -182,7 +200,11 @@ def _step(trainee: _Trainee, gradient: Linear, rate: Float[Array, ""] | np.float
 
 @functools.partial(jax.jit, static_argnames=("relative",))
 def _error(
-    x: Float[Array, "B T D"], target: Float[Array, "B T D"], real: Bool[Array, "B T"], *, relative: bool
+    x: Float[Array, "B T D"],
+    target: Float[Array, "B T D"],
+    real: Bool[Array, "B T"],
+    *,
+    relative: bool,
 ) -> Float[Array, " B"]:
     """Returns each row's squared error, against the target's square or per coordinate,
     summed over its tokens.
@@ -198,7 +220,9 @@ def _error(
 
 
 @jax.jit
-def _kl(whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:
+def _kl(
+    whole: Float[Array, "B T V"], pruned: Float[Array, "B T V"], real: Bool[Array, "B T"]
+) -> Float[Array, " B"]:
     log_p, log_q = jax.nn.log_softmax(whole), jax.nn.log_softmax(pruned)
     kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
     return jnp.where(real, kl, 0).sum(-1)

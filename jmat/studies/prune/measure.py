@@ -81,14 +81,21 @@ def compare_on_text(
         values = []
         for sites in placed:
             start = first_changed(sites, L)
-            x = run(model, streams[start], start=start, sites=sites, **batch.where)[0] if sites else streams[L]
+            x = (
+                run(model, streams[start], start=start, sites=sites, **batch.where)[0]
+                if sites
+                else streams[L]
+            )
             values.append(_sums(whole, predict(x) if sites else whole, targets))
-            jax.block_until_ready(values[-2:-1])  # no more than two pruned models' scores are in memory
+            # no more than two pruned models' scores are in memory
+            jax.block_until_ready(values[-2:-1])
         return jnp.stack(values, axis=1)[:, None]  # one example a row
 
     plan = text_batches(model.config, text, tokens_per_batch, row_multiple=mesh.size)
     inputs = lambda batch: (batch, _targets(batch, text))  # noqa: E731
-    values = sweep(plan, compare_batch, inputs=inputs, mesh=mesh, progress=progress).astype(np.float64)
+    values = sweep(plan, compare_batch, inputs=inputs, mesh=mesh, progress=progress).astype(
+        np.float64
+    )
     if predictions is not None:
         predictions.meet_hosts()
     return {key: Sums(*of_key.T) for key, of_key in zip(pruned, values.swapaxes(0, 1), strict=True)}
@@ -109,16 +116,21 @@ def _sums(
 ) -> Float[Array, "B 4"]:
     V = whole.shape[-1]
     values = compare(whole.reshape(-1, V), pruned.reshape(-1, V), ks=(1,))
-    per_token = [cross_entropy(pruned, targets), *(values[m].reshape(targets.shape) for m in ("kl", "precision@1"))]
+    per_token = [
+        cross_entropy(pruned, targets),
+        *(values[m].reshape(targets.shape) for m in ("kl", "precision@1")),
+    ]
     counts = targets >= 0
     summed = [jnp.where(counts, value, 0).sum(1) for value in per_token]
     return jnp.stack([counts.astype(jnp.float32).sum(1), *summed], axis=1)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
-def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Row], *, seed: int = 0) -> list[Row]:
+def quality_rows(
+    sums: Mapping[Key, Sums], labels: Mapping[Key, Row], *, seed: int = 0
+) -> list[Row]:
     """Returns `perplexity`, `kl` (nats) and `precision@1` (top-1 agreement) with 95 %
     bootstrap intervals over sentences.
 
@@ -143,7 +155,11 @@ def quality_rows(sums: Mapping[Key, Sums], labels: Mapping[Key, Row], *, seed: i
 
 
 def cost(
-    model: Transformer, method: str, removed: Collection[int], maps: Mapping[Stretch, Linear], context: float
+    model: Transformer,
+    method: str,
+    removed: Collection[int],
+    maps: Mapping[Stretch, Linear],
+    context: float,
 ) -> dict:
     """Returns `parameters`, and `flops` a token that looks at `context` tokens: blocks,
     maps and head.
@@ -153,7 +169,9 @@ def cost(
     own = {path: int(np.prod(value.shape)) for path, value in parameters(model).items()}
     gone = tuple(f"blocks.{i}." for i in removed)
     size = sum(count for path, count in own.items() if not path.startswith(gone))
-    flops = (model.config.layers - len(removed)) * block_flops(model.config, 1, context) + head_flops(model.config)
+    flops = (model.config.layers - len(removed)) * block_flops(
+        model.config, 1, context
+    ) + head_flops(model.config)
     if method != "merge":
         size += sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(dict(maps)))
         flops += sum(2 * linear.W.shape[0] * linear.W.shape[1] for linear in maps.values())
@@ -161,7 +179,11 @@ def cost(
 
 
 def time_per_token(
-    model: Transformer, text: Text, pruned: Mapping[Key, tuple[Transformer, Mapping[str, Site]]], *, repeats: int = 5
+    model: Transformer,
+    text: Text,
+    pruned: Mapping[Key, tuple[Transformer, Mapping[str, Site]]],
+    *,
+    repeats: int = 5,
 ) -> dict[Key, float]:
     """Returns the median wall-clock microseconds a token of a forward pass with its
     predictions, compilation left out.
@@ -180,7 +202,9 @@ def time_per_token(
     real = int(batch.lengths.sum())
 
     def timed(which: Transformer, sites: Mapping[str, Site]) -> Work:
-        return lambda: jax.block_until_ready(logits(which, run(which, tokens, sites=sites, mask=mask)[0]))
+        return lambda: jax.block_until_ready(
+            logits(which, run(which, tokens, sites=sites, mask=mask)[0])
+        )
 
     seconds = medians({str(key): timed(*which) for key, which in pruned.items()}, repeats=repeats)
     return {key: 1e6 * seconds[str(key)] / real for key in pruned}

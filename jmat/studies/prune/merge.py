@@ -61,14 +61,14 @@ def check_mergeable(config: ModelConfig, *, intercept: bool = False) -> None:
     """
     if not config.pre_norm:
         raise ValueError(
-            f"method merge does not hold for this {config.family} model: it is post-norm, so a norm reads the sum that "
-            "the feed-forward part is added to, and nothing added to its projection reaches the stream unchanged; "
-            "choose delete, map or distil."
+            f"method merge does not hold for this {config.family} model: it is post-norm, so a "
+            "norm reads the sum that the feed-forward part is added to, and nothing added to its "
+            "projection reaches the stream unchanged; choose delete, map or distil."
         )
     if intercept and not config.ffn_bias:
         raise ValueError(
-            f"method merge with an intercept needs a feed-forward bias to hold it, and this {config.family} model has "
-            "none; leave --intercept out."
+            "method merge with an intercept needs a feed-forward bias to hold it, and this "
+            f"{config.family} model has none; leave --intercept out."
         )
 
 
@@ -101,7 +101,9 @@ def fit_merge(
     """
     if features == "hidden":
         hidden = _hidden(ffn, jnp.asarray(read, ffn.down.kernel[...].dtype))
-        solution = lstsq(np.asarray(hidden, np.float32), contribution, intercept=intercept, ridge=ridge)
+        solution = lstsq(
+            np.asarray(hidden, np.float32), contribution, intercept=intercept, ridge=ridge
+        )
         return Linear(solution.weights, solution.bias), solution
     solution = lstsq(read, contribution, intercept=intercept, ridge=ridge)
     with jax.default_matmul_precision("highest"):
@@ -133,7 +135,9 @@ def fold(model: Transformer, maps: Mapping[Stretch, Linear]) -> Transformer:
         # Added in float32, rounded once.
         for name, extra in (("kernel", linear.W), ("bias", linear.bias)):
             if extra is not None:
-                whole = arrays[f"{down}.{name}"].astype(jnp.float32) + jnp.asarray(extra, jnp.float32)
+                whole = arrays[f"{down}.{name}"].astype(jnp.float32) + jnp.asarray(
+                    extra, jnp.float32
+                )
                 arrays[f"{down}.{name}"] = whole.astype(dtype)
     return with_parameters(model, arrays)
 

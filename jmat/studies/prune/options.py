@@ -62,13 +62,18 @@ class Options(Settings):
         super().__post_init__()
         methods = self.methods
         if self.save and len(methods) > 1:
-            raise ValueError(f"save={self.save} writes one model: give one method, not {', '.join(methods)}.")
+            raise ValueError(
+                f"save={self.save} writes one model: give one method, not {', '.join(methods)}."
+            )
         check_choice("score", self.score, SCORES)
         check_choice("refit", self.refit, REFITS)
         check_choice("merge_from", self.merge_from, FEATURES)
         check_choice("distil_loss", self.distil_loss, LOSSES)
         if self.rescore and self.spans:
-            raise ValueError("rescore and spans do not go together: a span is chosen as a whole, not block by block.")
+            raise ValueError(
+                "rescore and spans do not go together: a span is chosen as a whole, not block by "
+                "block."
+            )
         for name in ("remove", "score_sentences", "distil_steps"):
             check_whole(name, getattr(self, name), 1)
         for name in ("ridge", "learning_rate", "kl_weight"):
@@ -78,7 +83,9 @@ class Options(Settings):
     @property
     def methods(self) -> list[str]:
         """Returns the methods, each once. Raises ValueError for an unknown one."""
-        return chosen("method", [self.method] if isinstance(self.method, str) else self.method, METHODS)
+        return chosen(
+            "method", [self.method] if isinstance(self.method, str) else self.method, METHODS
+        )
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for settings that the model does not allow."""
@@ -88,8 +95,8 @@ class Options(Settings):
         if self.remove >= config.layers:
             kept = "block 0 where it is merged" if "merge" in methods else "at least one"
             raise ValueError(
-                f"remove={self.remove}: expected 1 .. {config.layers - 1}; the model has {config.layers} blocks and "
-                f"keeps {kept}."
+                f"remove={self.remove}: expected 1 .. {config.layers - 1}; the model has "
+                f"{config.layers} blocks and keeps {kept}."
             )
         if "merge" in methods:
             check_mergeable(config, intercept=self.intercept)

@@ -38,9 +38,15 @@ class Teacher(NamedTuple):
     mask_token: int | None = None
     tokens_per_batch: int = 4096
 
-    def read(self, keep: tuple[str, ...], sites: Mapping[str, Site], stop: int | None = None) -> list[ndarray]:
+    def read(
+        self, keep: tuple[str, ...], sites: Mapping[str, Site], stop: int | None = None
+    ) -> list[ndarray]:
         """Reads sites at the positions when parts of the model are replaced."""
-        settings: Keywords = {"sites": sites, "stop": stop, "tokens_per_batch": self.tokens_per_batch}
+        settings: Keywords = {
+            "sites": sites,
+            "stop": stop,
+            "tokens_per_batch": self.tokens_per_batch,
+        }
         values = capture(self.model, mask_positions(self.split, self.mask_token), keep, **settings)
         return [values[site] for site in keep]
 
@@ -106,8 +112,12 @@ def prune(
             if known is not None and not removed:
                 scored = Scored((), {block: known[block] for block in candidates})
             elif options.rescore or not scored.scores:
-                scored = Scored(removed, score_stretches(whole, method, options, candidates, current))
-            ranked = [start for start, _ in in_order(options.score, scored.scores) if start not in removed]
+                scored = Scored(
+                    removed, score_stretches(whole, method, options, candidates, current)
+                )
+            ranked = [
+                start for start, _ in in_order(options.score, scored.scores) if start not in removed
+            ]
             removed = (*removed, ranked[0])
         if log is not None:
             log(f"{method}, {count} of {options.remove}: without blocks {label(removed)}")
@@ -123,7 +133,9 @@ def block_scores(whole: Teacher, options: Options) -> dict[str, dict[Stretch, fl
     """
     blocks = [(i, i + 1) for i in range(whole.model.config.layers)]
     return {
-        score: score_stretches(whole, "delete", dataclasses.replace(options, score=score), blocks, Pruned((), {}))
+        score: score_stretches(
+            whole, "delete", dataclasses.replace(options, score=score), blocks, Pruned((), {})
+        )
         for score in SCORES
         if score in (options.score, *STREAM_SCORES)
     }
@@ -152,7 +164,9 @@ def _without(sites: Mapping[str, Site], stretch: Stretch) -> dict[str, Site]:
     with them.
     """
     gone = [f"block.{i}" for i in range(*stretch)]
-    outside = {name: site for name, site in sites.items() if ".".join(name.split(".")[:2]) not in gone}
+    outside = {
+        name: site for name, site in sites.items() if ".".join(name.split(".")[:2]) not in gone
+    }
     return outside | {block: Identity() for block in gone}
 
 
@@ -198,15 +212,25 @@ def _fit(
     streams = stream_sites(whole.model.config.layers)
     target = whole.streams[stop]
     if method != "merge":
-        source = whole.read((streams[start],), sites, stop=start)[0] if sites else whole.streams[start]
+        source = (
+            whole.read((streams[start],), sites, stop=start)[0] if sites else whole.streams[start]
+        )
         solution = lstsq(source, target, intercept=options.intercept, ridge=options.ridge)
         return Linear(solution.weights, solution.bias), solution
-    read, source = whole.read((features_site(start, options.merge_from), streams[start]), sites, stop=start)
-    settings: Keywords = {"features": options.merge_from, "intercept": options.intercept, "ridge": options.ridge}
+    read, source = whole.read(
+        (features_site(start, options.merge_from), streams[start]), sites, stop=start
+    )
+    settings: Keywords = {
+        "features": options.merge_from,
+        "intercept": options.intercept,
+        "ridge": options.ridge,
+    }
     return fit_merge(whole.model.blocks[start - 1].ffn, read, target - source, **settings)
 
 
-def _distilled(whole: Teacher, options: Options, maps: dict[Stretch, Linear], log: Log | None) -> dict[Stretch, Linear]:
+def _distilled(
+    whole: Teacher, options: Options, maps: dict[Stretch, Linear], log: Log | None
+) -> dict[Stretch, Linear]:
     began = time.perf_counter()
 
     def progress(step: int, loss: float) -> None:

@@ -55,7 +55,9 @@ def pruned_rows(
       seed: of the bootstrap.
       progress: what the progress bar says; None shows none.
     """
-    plans = {(method, k): p for method, of in pruned.items() for k, p in enumerate([Pruned((), {}), *of])}
+    plans = {
+        (method, k): p for method, of in pruned.items() for k, p in enumerate([Pruned((), {}), *of])
+    }
     labels = {
         (method, k): {
             "method": method,
@@ -68,7 +70,12 @@ def pruned_rows(
     sites = {(method, k): p.sites(model, method) for (method, k), p in plans.items()}
     predictions = Predictions()
     sums = compare_on_text(
-        model, text, sites, tokens_per_batch=tokens_per_batch, predictions=predictions, progress=progress
+        model,
+        text,
+        sites,
+        tokens_per_batch=tokens_per_batch,
+        predictions=predictions,
+        progress=progress,
     )
     # A merged model does not compute what is merged a second time: time it as it will be used.
     timed = {
@@ -83,7 +90,10 @@ def pruned_rows(
     for (method, k), p in plans.items():
         saved = cost(model, method, p.removed, p.maps, context)
         saved["microseconds_per_token"] = seconds[method, k]
-        rows += [{**labels[method, k], "metric": metric, "value": value} for metric, value in saved.items()]
+        rows += [
+            {**labels[method, k], "metric": metric, "value": value}
+            for metric, value in saved.items()
+        ]
     return rows
 
 
@@ -94,7 +104,13 @@ def score_rows(method: str, score: str, scored: Sequence[Scored]) -> list[Row]:
     rows: list[Row] = []
     for of in dict.fromkeys((choice.after, tuple(choice.scores.items())) for choice in scored):
         for (layer, target), value in of[1]:
-            row = {"method": method, "score": score, "step": len(of[0]), "layer": layer, "target": target}
+            row = {
+                "method": method,
+                "score": score,
+                "step": len(of[0]),
+                "layer": layer,
+                "target": target,
+            }
             rows.append(row | {"metric": "score", **_finite(value)})
     return rows
 
@@ -104,7 +120,13 @@ def block_score_rows(scores: Mapping[str, Mapping[Stretch, float]]) -> list[Row]
     `block_scores`.
     """
     return [
-        {"metric": "block_score", "score": score, "layer": layer, "target": target, **_finite(value)}
+        {
+            "metric": "block_score",
+            "score": score,
+            "layer": layer,
+            "target": target,
+            **_finite(value),
+        }
         for score, of_score in scores.items()
         for (layer, target), value in of_score.items()
     ]

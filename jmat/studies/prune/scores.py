@@ -9,7 +9,7 @@ With h = h_i the stream before block i, and h' = h_j the stream after block j �
 | `kl` | KL(whole ‖ without these blocks), in nats a token, measured | the lowest |
 | `block_influence` | `1 − E cos(h, h')` (ShortGPT; Men et al. 2024) | the lowest |
 | `angular` | `E arccos(cos(h, h')) / π` (Gromov et al. 2024) | the lowest |
-| `linearity` | `1 − min ‖H A − H'‖²`, centred, of Frobenius norm 1 (Razzhigaev et al. 2024) | the highest |
+| `linearity` | `1 − min ‖H A − H'‖²`, centred, of norm 1 (Razzhigaev et al. 2024) | the highest |
 | `linearity_without_residual` | the same between H and H' − H; an order of our own | the highest |
 
 Razzhigaev et al. 2024 order blocks by `linearity`, and report the score without the
@@ -41,13 +41,19 @@ def stretch_scores(
     candidates, does not matter.
     """
     if score in _HIGHEST_FIRST:
-        return _linearities(streams, candidates, without_residual=score == "linearity_without_residual")
+        return _linearities(
+            streams, candidates, without_residual=score == "linearity_without_residual"
+        )
     cosines = {(i, j): _cosine(streams[i], streams[j]) for i, j in candidates}
     if score == "block_influence":
         return {stretch: float(1 - cosine.mean()) for stretch, cosine in cosines.items()}
     if score == "angular":
-        return {stretch: float(np.arccos(cosine).mean() / np.pi) for stretch, cosine in cosines.items()}
-    raise ValueError(f"score {score!r} is not read from the streams; choose from {', '.join(STREAM_SCORES)}.")
+        return {
+            stretch: float(np.arccos(cosine).mean() / np.pi) for stretch, cosine in cosines.items()
+        }
+    raise ValueError(
+        f"score {score!r} is not read from the streams; choose from {', '.join(STREAM_SCORES)}."
+    )
 
 
 def in_order(score: str, scores: Mapping[Stretch, float]) -> list[Stretch]:
@@ -57,7 +63,10 @@ def in_order(score: str, scores: Mapping[Stretch, float]) -> list[Stretch]:
 
 
 def _linearities(
-    streams: Sequence[Float[ndarray, "N D"]], candidates: Sequence[Stretch], *, without_residual: bool
+    streams: Sequence[Float[ndarray, "N D"]],
+    candidates: Sequence[Stretch],
+    *,
+    without_residual: bool,
 ) -> dict[Stretch, float]:
     """Returns both linearities of every candidate. They have the same residual, that of
     affine least squares of h_j on h_i; only what it is held against differs. One
@@ -68,12 +77,14 @@ def _linearities(
     for i, factors in zip(starts, sources, strict=True):
         stops = [stop for start, stop in candidates if start == i]
         for j in stops:
-            # The block's own contribution: h_i would be fitted exactly anyway, and hides small residuals by its size.
+            # The block's own contribution: h_i would be fitted exactly anyway, and hides small
+            # residuals by its size.
             contribution = streams[j] - streams[i]
             own = _centred_energy(contribution)
             residual = (1 - factors.explained(contribution)) * own
             energy = own if without_residual else _centred_energy(streams[j])
-            found[i, j] = float(1 - residual / energy) if energy > 0 else 1.0  # what does not vary is linear
+            # what does not vary is linear
+            found[i, j] = float(1 - residual / energy) if energy > 0 else 1.0
     return found
 
 

@@ -58,7 +58,10 @@ def stretches(removed: Collection[int]) -> list[Stretch]:
 
 def label(removed: Collection[int]) -> str:
     """Returns the removed blocks as people read them: `2,5-6`; `none`."""
-    parts = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in stretches(removed)]
+    parts = [
+        f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+        for start, stop in stretches(removed)
+    ]
     return ",".join(parts) or "none"
 
 

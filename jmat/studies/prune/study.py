@@ -126,7 +126,9 @@ def run(
     if not any(pruned.values()):
         raise ValueError(" ".join(failures))
     progress = subject.bar("evaluate")
-    rows += pruned_rows(model, text, pruned, tokens_per_batch=size, seed=options.seed, progress=progress)
+    rows += pruned_rows(
+        model, text, pruned, tokens_per_batch=size, seed=options.seed, progress=progress
+    )
     maps = {
         map_name(method, stretch): linear
         for method, steps in pruned.items()
@@ -137,14 +139,18 @@ def run(
     if options.save and not failures:
         method, last = options.methods[0], pruned[options.methods[0]][-1]
         write = functools.partial(_write_model, subject, method, last, source)
-    base = report("prune", subject, options, rows, maps=maps or None, tables=table, figures={FIGURE: plot})
+    base = report(
+        "prune", subject, options, rows, maps=maps or None, tables=table, figures={FIGURE: plot}
+    )
     return PruneResults(**vars(base), failures=failures, write_model=write)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Returns the tables of the blocks' scores, and of the pruned models."""
     scores = format_table(rows, index="layer", columns=("score",), metrics=("block_score",))
-    models = format_table(rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False)
+    models = format_table(
+        rows, index="blocks", columns=("metric", "method"), metrics=METRICS, intervals=False
+    )
     return f"scores of the whole model's blocks\n{scores}\n\n{models}"
 
 
@@ -152,12 +158,19 @@ def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws perplexity, KL and top-1 agreement by the blocks that were removed, one
     line a method.
     """
-    title = f"{model_name(results)}: blocks removed by {results['config']['score'].replace('_', ' ')}"
+    title = (
+        f"{model_name(results)}: blocks removed by {results['config']['score'].replace('_', ' ')}"
+    )
     return plot_prune(results, **titled(drawing, title))
 
 
 def _steps(
-    subject: Subject, whole: Teacher, method: str, options: Options, *, known: Mapping[Stretch, float]
+    subject: Subject,
+    whole: Teacher,
+    method: str,
+    options: Options,
+    *,
+    known: Mapping[Stretch, float],
 ) -> tuple[list[tuple[Pruned, Scored]], str | None]:
     """Returns what `jmat.studies.prune.plans.prune` yields, and a sentence where it
     fails on the way.

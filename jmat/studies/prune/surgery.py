@@ -73,10 +73,13 @@ def check_removable(config: ModelConfig, removed: Collection[int]) -> None:
     """
     foreign = [i for i in removed if not 0 <= i < config.layers]
     if foreign:
-        raise ValueError(f"block {foreign[0]} cannot be removed: the model has blocks 0 .. {config.layers - 1}.")
+        raise ValueError(
+            f"block {foreign[0]} cannot be removed: the model has blocks 0 .. {config.layers - 1}."
+        )
     if len(set(removed)) >= config.layers:
         raise ValueError(
-            f"{len(set(removed))} of {config.layers} blocks are to be removed: at least one must be left; remove fewer."
+            f"{len(set(removed))} of {config.layers} blocks are to be removed: at least one must "
+            "be left; remove fewer."
         )
 
 
@@ -113,16 +116,25 @@ def save_pruned(
     if ordinary:
         model = remove_blocks(fold(model, maps), removed)
     elif info is None:
-        raise ValueError(f"the maps of {method} are saved with a note of what they were fitted on: give info.")
+        raise ValueError(
+            f"the maps of {method} are saved with a note of what they were fitted on: give info."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", PRUNED, *_MAPS):  # of an earlier model there
         (folder / name).unlink(missing_ok=True)
     if not ordinary and info is not None:
         about = {"method": method, "removed": sorted(removed), "blocks": label(removed)}
-        save_atomically(folder / PRUNED, lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
-        save_maps(folder, {map_name("map", stretch): linear for stretch, linear in maps.items()}, info)
+        save_atomically(
+            folder / PRUNED,
+            lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"),
+        )
+        save_maps(
+            folder, {map_name("map", stretch): linear for stretch, linear in maps.items()}, info
+        )
     if source is not None and source.is_dir():
-        for path in (path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()):
+        for path in (
+            path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()
+        ):
             shutil.copyfile(path, folder / path.name)
     elif tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -161,17 +173,24 @@ def load_pruned(
         content = read_json_object(about)
         method, removed = content["method"], [int(block) for block in content["removed"]]
         if method not in ("map", "distil") or removed != sorted(set(content["removed"])):
-            raise ValueError("it does not say which blocks its maps replace, and how they were fitted")
+            raise ValueError(
+                "it does not say which blocks its maps replace, and how they were fitted"
+            )
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{about} is damaged ({error}): prune the model again.") from None
     check_removable(model.config, removed)
     maps, info = read_maps(folder, width=model.config.width)
     # The hash is of the weights as they were saved: in another dtype they have another.
     if info.dtype == dtype and info.model_hash != model_hash(parameters(model)):
-        raise ValueError(f"the maps in {folder} were fitted on other weights than those beside them: prune again.")
+        raise ValueError(
+            f"the maps in {folder} were fitted on other weights than those beside them: prune "
+            "again."
+        )
     by_stretch = {stretch: maps.get(map_name("map", stretch)) for stretch in stretches(removed)}
     if None in by_stretch.values() or len(maps) != len(by_stretch):
-        raise ValueError(f"the maps in {folder} ({', '.join(maps)}) are not those of blocks {label(removed)}.")
+        raise ValueError(
+            f"the maps in {folder} ({', '.join(maps)}) are not those of blocks {label(removed)}."
+        )
     return model, tokenizer, stand_ins(model, method, removed, by_stretch)  # type: ignore[arg-type]
 
 
@@ -195,7 +214,8 @@ def _smaller(config: ModelConfig, kept: list[int]) -> ModelConfig:
         pattern = hf.get("attention_types", [[["global", "local"], config.layers // 2]])
         kinds = [kind for group, times in pattern for _ in range(times) for kind in group]
         hf["attention_types"] = [[[kinds[i]], 1] for i in kept]
-    if config.family in ("qwen2", "qwen3"):  # from which block on a window slides, where no layer_types say so
+    # from which block on a window slides, where no layer_types say so
+    if config.family in ("qwen2", "qwen3"):
         hf["max_window_layers"] = sum(i < hf.get("max_window_layers", 28) for i in kept)
     windows = tuple(config.windows[i] for i in kept) if config.windows else ()
     windows = windows if not windows or min(windows) < config.num_positions else ()

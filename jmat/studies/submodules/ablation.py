@@ -56,7 +56,9 @@ def fit_parts(
     sites = {f"block.{i}.{part}": (part, i) for i in blocks for part in parts}
     sources = factorise_each([acts[f"{site}.in"] for site in sites], intercept=intercept)
     maps = {}
-    for (site, key), source in zip(sites.items(), track(sources, progress, total=len(sites)), strict=True):
+    for (site, key), source in zip(
+        sites.items(), track(sources, progress, total=len(sites)), strict=True
+    ):
         solution = source.solve(acts[site], residual=False)
         maps[key] = Linear(solution.weights, solution.bias)
     return maps
@@ -89,7 +91,9 @@ def ablate(
     """
     mesh = local_mesh()
     model = place(model, mesh)
-    plain = {name: {l: dict(parts) for l, parts in sources.items()} for name, sources in maps.items()}
+    plain = {
+        name: {l: dict(parts) for l, parts in sources.items()} for name, sources in maps.items()
+    }
     placed = replicate(mesh, plain)
     stand_ins = {
         (name, l): {f"block.{i}.{part}": linear for (part, i), linear in placed[name][l].items()}
@@ -105,7 +109,9 @@ def ablate(
     return dict(zip(stand_ins, sweep(plan, finals, mesh=mesh, progress=progress), strict=True))
 
 
-def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples) -> list[Row]:
+def part_r2_rows(
+    acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, drawn: Resamples
+) -> list[Row]:
     """Returns held-out r2 of each part's map alone; `layer` and `target` are the
     0-based block.
     """
@@ -118,7 +124,11 @@ def part_r2_rows(acts: Mapping[str, Float[ndarray, "N D"]], maps: PartMaps, draw
 
 
 def run_from(
-    model: Transformer, stream: Float[jax.Array, "B T D"], start: int, sites: Mapping[str, Site], batch: Batch
+    model: Transformer,
+    stream: Float[jax.Array, "B T D"],
+    start: int,
+    sites: Mapping[str, Site],
+    batch: Batch,
 ) -> Float[jax.Array, "B P D"]:
     """Returns h_L where the batch is read, from h_start; only these positions run if no
     block looks at others.
@@ -129,16 +139,22 @@ def run_from(
     if all(f"block.{i}.attn" in sites or f"block.{i}" in sites for i in range(start, L)):
         return run(model, gather(stream, batch.read_at), start=start, sites=sites)[0]
     last = f"block.{L - 1}"
-    return run(model, stream, start=start, sites=sites, keep=(last,), read_at=batch.read_at, **batch.where)[1][last]
+    return run(
+        model, stream, start=start, sites=sites, keep=(last,), read_at=batch.read_at, **batch.where
+    )[1][last]
 
 
 def sentence_rows(model: Transformer, split: Split, tokens_per_batch: int) -> list[Batch]:
     """Returns batches with one sentence a row: what stands in for attention might look
     at all tokens of a row.
     """
-    return reading_batches(model.config, split, tokens_per_batch, row_multiple=local_mesh().size, alone=True)
+    return reading_batches(
+        model.config, split, tokens_per_batch, row_multiple=local_mesh().size, alone=True
+    )
 
 
 def streams_of(model: Transformer, batch: Batch) -> list[jax.Array]:
     """Returns h_0 .. h_L [B, T, D] of a batch."""
-    return list(run(model, batch.tokens, keep=stream_sites(model.config.layers), **batch.where)[1].values())
+    return list(
+        run(model, batch.tokens, keep=stream_sites(model.config.layers), **batch.where)[1].values()
+    )

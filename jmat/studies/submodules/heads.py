@@ -41,10 +41,14 @@ def ablate_heads(
     L, H = model.config.layers, model.config.heads
     mesh = local_mesh()
     model = place(model, mesh)
-    keep = [(f"block.{i}.attn.in", *(f"block.{i}.attn.head.{h}" for h in range(H))) for i in range(L)]
+    keep = [
+        (f"block.{i}.attn.in", *(f"block.{i}.attn.head.{h}" for h in range(H))) for i in range(L)
+    ]
     maps: list[Linear] = []
     for sites in track(keep, None if progress is None else f"fit {progress}"):
-        acts = capture(model, examples.fit, sites, stop=len(maps) + 1, tokens_per_batch=tokens_per_batch)
+        acts = capture(
+            model, examples.fit, sites, stop=len(maps) + 1, tokens_per_batch=tokens_per_batch
+        )
         outputs = np.concatenate([acts[head] for head in sites[1:]], axis=1)
         solution = lstsq(acts[sites[0]], outputs, intercept=intercept)
         maps.append(Linear(solution.weights, solution.bias))
@@ -54,13 +58,20 @@ def ablate_heads(
     def finals(batch: Batch) -> list[jax.Array]:
         streams, values = streams_of(model, batch), []
         for i in range(L):
-            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], **batch.where)[1].values()
+            read, *parts = run(model, streams[i], start=i, stop=i + 1, keep=keep[i], **batch.where)[
+                1
+            ].values()
             heads = jnp.concatenate(parts, axis=-1)
             stand_ins = {"mat": maps[i](read), "no": jnp.zeros_like(heads)}
             for kind, h in kinds:
-                attn = _with_head(model.blocks[i].attn.o, heads, stand_ins[kind], h, width=model.config.head_width)
-                attn = gather(attn, batch.read_at) if i == L - 1 else attn  # the last block runs on these alone
-                values.append(run_from(model, streams[i], i, {f"block.{i}.attn": Constant(attn)}, batch))
+                attn = _with_head(
+                    model.blocks[i].attn.o, heads, stand_ins[kind], h, width=model.config.head_width
+                )
+                # the last block runs on these alone
+                attn = gather(attn, batch.read_at) if i == L - 1 else attn
+                values.append(
+                    run_from(model, streams[i], i, {f"block.{i}.attn": Constant(attn)}, batch)
+                )
         return values
 
     names = [(f"{kind}_head.{h}", i) for i in range(L) for kind, h in kinds]
@@ -69,7 +80,9 @@ def ablate_heads(
 
 
 @functools.partial(jax.jit, static_argnames=("width",))
-def _with_head(project: Dense, heads: jax.Array, stand_ins: jax.Array, h: int | jax.Array, *, width: int) -> jax.Array:
+def _with_head(
+    project: Dense, heads: jax.Array, stand_ins: jax.Array, h: int | jax.Array, *, width: int
+) -> jax.Array:
     """Returns the output of attention where head h is as in `stand_ins`; all heads'
     outputs lie side by side.
     """

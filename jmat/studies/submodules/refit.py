@@ -62,11 +62,16 @@ def refit_sequentially(
     L, D = model.config.layers, model.config.width
     mesh = local_mesh()
     model = place(model, mesh)
-    contextual = "attn" not in parts  # else each position runs alone, and only the examples' are held
+    # else each position runs alone, and only the examples' are held
+    contextual = "attn" not in parts
     plan = [_Held(batch) for batch in sentence_rows(model, split, tokens_per_batch)]
 
     def one_block(
-        batch: Batch, stream: jax.Array, i: int, sites: Mapping[str, Site], keep: tuple[str, ...] = ()
+        batch: Batch,
+        stream: jax.Array,
+        i: int,
+        sites: Mapping[str, Site],
+        keep: tuple[str, ...] = (),
     ) -> tuple[jax.Array, Kept]:
         where: Keywords = {}
         if contextual:
@@ -81,7 +86,8 @@ def refit_sequentially(
         stream = run(model, batch.tokens, stop=source, **batch.where)[0]
         held.stream = stream if contextual else gather(stream, batch.read_at)
     maps: dict[tuple[str, int], Linear] = {}
-    # A part that is not fitted yet: the placeholder keeps it from being computed, only its input is read.
+    # A part that is not fitted yet: the placeholder keeps it from being computed, only its input is
+    # read.
     placeholder = replicate(mesh, Linear(np.zeros((D, D), np.float32)))
     for i in range(source, L):
         fitted: dict[str, Linear] = {}

@@ -35,7 +35,14 @@ from jmat.runtime.progress import track
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.r2 import resamples
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
-from jmat.studies.submodules.ablation import ABLATIONS, PartMaps, ablate, fit_parts, part_r2_rows, part_sites
+from jmat.studies.submodules.ablation import (
+    ABLATIONS,
+    PartMaps,
+    ablate,
+    fit_parts,
+    part_r2_rows,
+    part_sites,
+)
 from jmat.studies.submodules.heads import ablate_heads
 from jmat.studies.submodules.refit import refit_sequentially
 
@@ -116,22 +123,43 @@ def run(
     streams = stream_sites(L)
     keep = tuple(dict.fromkeys((*streams, *part_sites(SUBMODULES, range(L)))))
     fit, acts = subject.capture_both(keep)
-    part_maps = fit_parts(fit, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts"))
+    part_maps = fit_parts(
+        fit, blocks=range(L), intercept=options.intercept, progress=subject.bar("fit parts")
+    )
     shortcuts = _stand_ins(subject, options, names, layers, fit, part_maps)
     jumps, _ = fit_jumps(
-        [fit[site] for site in streams], targets="final", intercept=options.intercept, progress=subject.bar("fit")
+        [fit[site] for site in streams],
+        targets="final",
+        intercept=options.intercept,
+        progress=subject.bar("fit"),
     )
     if "mat" in names:
-        shortcuts |= {("mat", l): (jumps[l, L] if l < L else Identity(), acts[streams[l]]) for l in layers}
+        shortcuts |= {
+            ("mat", l): (jumps[l, L] if l < L else Identity(), acts[streams[l]]) for l in layers
+        }
     predictions = Predictions()
     targets = target_tokens(held_out, masked=not model.config.causal)
     bar = subject.bar("evaluate")
-    values = evaluate(model, acts[streams[L]], shortcuts, targets=targets, predictions=predictions, progress=bar)
-    rows = noted(metric_rows(values, L, groups=held_out.rows, seed=options.seed), predictions.note())
-    rows += part_r2_rows(acts, part_maps, resamples(held_out.positions, held_out.rows, seed=options.seed))
+    values = evaluate(
+        model, acts[streams[L]], shortcuts, targets=targets, predictions=predictions, progress=bar
+    )
+    rows = noted(
+        metric_rows(values, L, groups=held_out.rows, seed=options.seed), predictions.note()
+    )
+    rows += part_r2_rows(
+        acts, part_maps, resamples(held_out.positions, held_out.rows, seed=options.seed)
+    )
     maps = {f"{part}.{i}": linear for (part, i), linear in part_maps.items()}
     maps |= {f"mat.{i}.{j}": linear for (i, j), linear in jumps.items()}
-    return report("submodule_ablation", subject, options, rows, maps=maps, tables=table, figures={FIGURE: plot})
+    return report(
+        "submodule_ablation",
+        subject,
+        options,
+        rows,
+        maps=maps,
+        tables=table,
+        figures={FIGURE: plot},
+    )
 
 
 def _stand_ins(
@@ -157,7 +185,11 @@ def _stand_ins(
             if sequential:
                 sources[l] = refit_sequentially(model, seen.fit, fit, parts, l, **fitting)
             else:
-                sources[l] = {(part, i): linear for (part, i), linear in part_maps.items() if part in parts and i >= l}
+                sources[l] = {
+                    (part, i): linear
+                    for (part, i), linear in part_maps.items()
+                    if part in parts and i >= l
+                }
     finals = ablate(model, seen.eval, plans, progress=subject.bar("replace"), **size)
     if options.heads:
         finals |= ablate_heads(model, seen, progress=subject.bar("heads"), **fitting)

@@ -71,13 +71,20 @@ class Scorer:
           ValueError: a continuation is too long for the model; an empty context, and a
             tokenizer with neither BOS nor EOS.
         """
-        limit, special = self.model.config.num_positions, special_tokens(self.tokenizer, masked=False)
+        limit, special = (
+            self.model.config.num_positions,
+            special_tokens(self.tokenizer, masked=False),
+        )
         passages = []
         for context, continuation in pairs:
             before = special if context.strip() else SpecialTokens(self._prefix(special))
             passages.append(continued(self.tokenizer, context, continuation, limit, before))
         warn_of_cuts(passages, limit)
-        values, greedy = greedy_log_likelihoods(self.model, passages, **self._settings()) if passages else ((), ())
+        values, greedy = (
+            greedy_log_likelihoods(self.model, passages, **self._settings())
+            if passages
+            else ((), ())
+        )
         return [(float(value), bool(each)) for value, each in zip(values, greedy, strict=True)]
 
     def texts(self, texts: Sequence[str]) -> list[float]:
@@ -91,7 +98,10 @@ class Scorer:
         Raises:
           ValueError: the tokenizer has neither BOS nor EOS.
         """
-        limit, special = self.model.config.num_positions, special_tokens(self.tokenizer, masked=False)
+        limit, special = (
+            self.model.config.num_positions,
+            special_tokens(self.tokenizer, masked=False),
+        )
         prefix = self._prefix(special)
         owners, passages = [], []
         for owner, own in enumerate(text_tokens(texts, self.tokenizer, special)):
@@ -102,7 +112,9 @@ class Scorer:
                 passages.append(Passage(tokens[start:stop], scored - start))
                 owners.append(owner)
                 scored = stop
-        values = log_likelihoods(self.model, passages, **self._settings()) if passages else np.zeros(0)
+        values = (
+            log_likelihoods(self.model, passages, **self._settings()) if passages else np.zeros(0)
+        )
         return np.bincount(np.asarray(owners, np.int64), values, minlength=len(texts)).tolist()
 
     def _settings(self) -> Scoring:
@@ -115,7 +127,10 @@ class Scorer:
         named = (getattr(self.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
         prefix = special.before or tuple(token for token in named if token is not None)[:1]
         if not prefix:
-            raise ValueError("the tokenizer has neither BOS nor EOS, so nothing predicts the first token of a text.")
+            raise ValueError(
+                "the tokenizer has neither BOS nor EOS, so nothing predicts the first token of a "
+                "text."
+            )
         return prefix
 
 
@@ -143,8 +158,8 @@ def scorer(
         left_out = Shortcut(exit_layer, layers, Identity())
         if both := sorted(left_out.keys() & chosen.keys()):
             raise ValueError(
-                f"exit_layer={exit_layer} leaves out {both[0]}, which sites names, too: to exit by a map, give "
-                f"sites=jmat.Shortcut({exit_layer}, {layers}, map) and no exit_layer."
+                f"exit_layer={exit_layer} leaves out {both[0]}, which sites names, too: to exit by "
+                f"a map, give sites=jmat.Shortcut({exit_layer}, {layers}, map) and no exit_layer."
             )
         chosen |= left_out
     return Scorer(model, tokenizer, chosen, tokens_per_batch or usual_batch())
@@ -176,8 +191,12 @@ def harness_model(
     try:
         from lm_eval.api.model import LM
     except ImportError:
-        raise ValueError("the LM Evaluation Harness needs the extra `lm-eval`: pip install 'jmat[lm-eval]'.") from None
-    given = scorer(model, tokenizer, sites=sites, exit_layer=exit_layer, tokens_per_batch=tokens_per_batch)
+        raise ValueError(
+            "the LM Evaluation Harness needs the extra `lm-eval`: pip install 'jmat[lm-eval]'."
+        ) from None
+    given = scorer(
+        model, tokenizer, sites=sites, exit_layer=exit_layer, tokens_per_batch=tokens_per_batch
+    )
 
     class HarnessModel(LM):
         """Answers the harness's requests, which hold their texts in `args`."""

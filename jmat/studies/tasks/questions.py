@@ -28,7 +28,8 @@ def read_task(name_or_path: str | pathlib.Path) -> list[Question]:
     if (named := known_name(name_or_path, TASKS, pathlib.Path.is_file, kind="task")) is not None:
         return [_question(fields) for fields in hub_task(named)]
     expected = (
-        '{"question" or "context": text, "choices": [two or more texts], "answer": index of the right one, from 0}'
+        '{"question" or "context": text, "choices": [two or more texts], '
+        '"answer": index of the right one, from 0}'
     )
     return read_json_lines(name_or_path, _own_question, expected)
 

@@ -63,7 +63,10 @@ def check_causal(model: Transformer, tokenizer: Tokenizer | None, name: str) -> 
         tokenizer to read it.
     """
     if not model.config.causal or model.head is None:
-        raise ValueError(f"{name} is no causal language model: it gives text no likelihood; choose one such as gpt2.")
+        raise ValueError(
+            f"{name} is no causal language model: it gives text no likelihood; choose one such as "
+            "gpt2."
+        )
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so no text can be read.")
     return tokenizer
@@ -143,12 +146,17 @@ def scored_tokens(
     mesh = local_mesh()
     model, sites = place(model, mesh), replicate(mesh, dict(sites or {}))
     plan = text_batches(
-        model.config, Text(Split(tokens, lengths, lengths - 1), None), tokens_per_batch, row_multiple=mesh.size
+        model.config,
+        Text(Split(tokens, lengths, lengths - 1), None),
+        tokens_per_batch,
+        row_multiple=mesh.size,
     )
 
     def scored(batch: Batch) -> tuple[Batch, Int[ndarray, "B T"]]:
         column = np.arange(1, batch.tokens.shape[1] + 1)  # of the token that is predicted
-        return batch, np.where(column >= first[batch.examples], following_tokens(batch), np.int32(-1))
+        return batch, np.where(
+            column >= first[batch.examples], following_tokens(batch), np.int32(-1)
+        )
 
     def score(given: tuple[Batch, Int[Array, "B T"]]) -> Float[Array, "B 1 K"]:
         batch, targets = given
@@ -162,7 +170,9 @@ def scored_tokens(
     if predictions is not None:
         predictions.meet_hosts()
     if not np.isfinite(totals[:, 0]).all():
-        raise ValueError("the model's scores are not finite: the weights are damaged, or the dtype overflows.")
+        raise ValueError(
+            "the model's scores are not finite: the weights are damaged, or the dtype overflows."
+        )
     return totals
 
 
@@ -172,9 +182,13 @@ def _nats(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Ar
 
 
 @jax.jit
-def _nats_and_misses(scores: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B 2"]:
+def _nats_and_misses(
+    scores: Float[Array, "B T V"], targets: Int[Array, "B T"]
+) -> Float[Array, "B 2"]:
     misses = (targets >= 0) & (scores.argmax(-1) != targets)
-    return jnp.concatenate([_nats(scores, targets), misses.sum(1, keepdims=True).astype(jnp.float32)], 1)
+    return jnp.concatenate(
+        [_nats(scores, targets), misses.sum(1, keepdims=True).astype(jnp.float32)], 1
+    )
 
 
 def text_rows(
@@ -198,7 +212,9 @@ def text_rows(
     pieces = [(row, ids) for row, each in enumerate(encoded) for ids in each if len(ids) > 1]
     if cut := sum(len(each) > 1 for each in encoded):
         message = "%d of %d lines of %s are longer than %d tokens, and are read in pieces."
-        logging.getLogger(__name__).warning(message, cut, len(encoded), name, model.config.num_positions)
+        logging.getLogger(__name__).warning(
+            message, cut, len(encoded), name, model.config.num_positions
+        )
     if not pieces:
         raise ValueError(f"{name} holds no line of two tokens: there is nothing to predict.")
     passages = [Passage(ids, 1) for _, ids in pieces]
@@ -211,7 +227,13 @@ def text_rows(
     sums, counts = sums[counts > 0], counts[counts > 0]
     with np.errstate(over="ignore"):
         figures = np.exp(bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed)))
-    row = {"text": name, "metric": "perplexity", **estimate(*figures), "n": int(counts.sum()), "lines": len(sums)}
+    row = {
+        "text": name,
+        "metric": "perplexity",
+        **estimate(*figures),
+        "n": int(counts.sum()),
+        "lines": len(sums),
+    }
     return noted([row], predictions.note())
 
 
@@ -234,14 +256,23 @@ def task_rows(
     rows = []
     for metric, of_questions in zip(("accuracy", "accuracy_norm"), scores, strict=True):
         best = [best_choices(of_one) for of_one in of_questions]
-        hits = [float(q.answer in chosen) / len(chosen) for chosen, q in zip(best, questions, strict=True)]
+        hits = [
+            float(q.answer in chosen) / len(chosen)
+            for chosen, q in zip(best, questions, strict=True)
+        ]
         figure = estimate(*bootstrap_mean(np.array(hits), seed=seed))
         row = {"task": name, "metric": metric, **figure, "n": len(questions)}
         tied = sum(len(chosen) > 1 for chosen in best)
-        note = f"in {tied} of {len(questions)} questions the best of k choices are equally likely: each counts 1/k"
+        note = (
+            f"in {tied} of {len(questions)} questions the best of k choices are equally likely: "
+            "each counts 1/k"
+        )
         rows.append(with_note(row, note if tied else None))
     chance = float(np.mean([1 / len(q.choices) for q in questions]))
-    return noted([*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}], predictions.note())
+    return noted(
+        [*rows, {"task": name, "metric": "chance", "value": chance, "n": len(questions)}],
+        predictions.note(),
+    )
 
 
 def check_choices(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> None:
@@ -251,7 +282,9 @@ def check_choices(model: Transformer, tokenizer: Tokenizer, questions: Sequence[
     _choice_passages(model, tokenizer, questions)
 
 
-def _choice_passages(model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Passage]:
+def _choice_passages(
+    model: Transformer, tokenizer: Tokenizer, questions: Sequence[Question]
+) -> list[Passage]:
     """Returns every choice after its prompt, in the questions' order."""
     limit, special = model.config.num_positions, special_tokens(tokenizer, masked=False)
     pairs = ((q.prompt.rstrip(), choice.strip()) for q in questions for choice in q.choices)
@@ -282,7 +315,10 @@ def warn_of_cuts(passages: Sequence[Passage], limit: int) -> None:
     tokens.
     """
     if cut := sum(passage.is_cut for passage in passages):
-        message = "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their beginnings."
+        message = (
+            "%d of %d prompts with a choice are longer than %d tokens: the prompts lost their "
+            "beginnings."
+        )
         logging.getLogger(__name__).warning(message, cut, len(passages), limit)
 
 
@@ -293,7 +329,9 @@ def best_choices(scores: Float[ndarray, " K"]) -> Int[ndarray, " k"]:
     return np.flatnonzero(scores >= scores.max() - 1e-6 * abs(scores.max()))
 
 
-def continued(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens) -> Passage:
+def continued(
+    tokenizer: Tokenizer, prompt: str, choice: str, limit: int, special: SpecialTokens
+) -> Passage:
     """Returns a prompt and a choice, of which the choice is scored; too long a prompt
     loses its beginning.
 
@@ -310,7 +348,12 @@ def continued(tokenizer: Tokenizer, prompt: str, choice: str, limit: int, specia
         shared += 1
     before = special.before
     if (size := len(joined) - shared) > limit - max(len(before), 1):
-        raise ValueError(f"the choice {choice.strip()[:40]!r}… has {size} tokens; the model reads {limit} in all.")
+        raise ValueError(
+            f"the choice {choice.strip()[:40]!r}… has {size} tokens; the model reads {limit} in "
+            "all."
+        )
     cut = max(len(before) + len(joined) - limit, 0)
     tokens = np.asarray([*before, *joined[cut:]], np.int32)
-    return Passage(tokens, max(len(before) + shared - cut, 1), is_cut=cut > 0 or len(prompt) < len(whole))
+    return Passage(
+        tokens, max(len(before) + shared - cut, 1), is_cut=cut > 0 or len(prompt) < len(whole)
+    )

@@ -66,7 +66,13 @@ def run(
     """
     if isinstance(texts, str):
         raise ValueError("expected a list of texts; got one text.")
-    tasks = questions if isinstance(questions, Mapping) else {"questions": questions} if questions else {}
+    tasks = (
+        questions
+        if isinstance(questions, Mapping)
+        else {"questions": questions}
+        if questions
+        else {}
+    )
     lines = texts if isinstance(texts, Mapping) else {"texts": texts} if texts else {}
     if not tasks and not lines:
         raise ValueError("nothing to measure: give questions, or texts.")
@@ -78,7 +84,9 @@ def run(
     settings: Keywords = {"seed": options.seed, "sites": sites, "tokens_per_batch": size}
     rows = []
     for name, of_text in lines.items():
-        rows += text_rows(model, tokenizer, name, of_text, progress=name if say else None, **settings)
+        rows += text_rows(
+            model, tokenizer, name, of_text, progress=name if say else None, **settings
+        )
     for name, asked in tasks.items():
         rows += task_rows(model, tokenizer, name, asked, progress=name if say else None, **settings)
     read = {name: sentences_fingerprint(of_text) for name, of_text in lines.items()}

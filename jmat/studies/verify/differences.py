@@ -37,9 +37,11 @@ FACTOR = 8.0
 SENTENCES = (
     "Yes.",
     "The committee will meet again on Thursday.",
-    "Although the river had risen by more than two metres, nobody in the village thought of leaving.",
-    "In 1928 a physicist wrote down an equation whose solutions came in pairs; four years later the second of each "
-    "pair, which most of his colleagues had taken for an artefact, was seen in a cloud chamber.",
+    "Although the river had risen by more than two metres, nobody in the village thought of "
+    "leaving.",
+    "In 1928 a physicist wrote down an equation whose solutions came in pairs; four years later "
+    "the second of each pair, which most of his colleagues had taken for an artefact, was seen in "
+    "a cloud chamber.",
 )
 
 
@@ -114,7 +116,9 @@ def verify(
     return compare(model, load("float32"), lambda: load(other), batches)
 
 
-def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | None = None) -> list[PaddedTokens]:
+def make_batches(
+    config: ModelConfig, tokenizer: Tokenizer | None, text: str | None = None
+) -> list[PaddedTokens]:
     """Returns texts of several lengths, padded on the right, padded on the left, and
     the longest alone.
 
@@ -126,7 +130,11 @@ def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | N
     else:
         special = special_tokens(tokenizer, masked=not config.causal)
         texts = SENTENCES if text is None else (text,)
-        rows = [row for row in encode(texts, tokenizer, config.num_positions, special) if row is not None]
+        rows = [
+            row
+            for row in encode(texts, tokenizer, config.num_positions, special)
+            if row is not None
+        ]
         if not rows:
             raise ValueError("the text has no tokens.")
         if text is not None:  # its beginnings, and the whole
@@ -143,7 +151,10 @@ def make_batches(config: ModelConfig, tokenizer: Tokenizer | None, text: str | N
 
 
 def compare(
-    model: Transformer, reference: TorchModel, load_rounded: Callable[[], TorchModel], batches: Sequence[PaddedTokens]
+    model: Transformer,
+    reference: TorchModel,
+    load_rounded: Callable[[], TorchModel],
+    batches: Sequence[PaddedTokens],
 ) -> Report:
     """Returns the verdict on a model, given the reference and how to load it in another
     precision, should that be needed.
@@ -159,21 +170,29 @@ def compare(
         expected = theirs(reference, batch)
         with jax.default_matmul_precision("highest"):
             _, kept = run(model, batch.tokens, mask=batch.mask, keep=tuple(expected))
-        got = {site: np.asarray(value, np.float64).reshape(*batch.tokens.shape, -1) for site, value in kept.items()}
+        got = {
+            site: np.asarray(value, np.float64).reshape(*batch.tokens.shape, -1)
+            for site, value in kept.items()
+        }
         differences = _largest(differences, _relative(got, expected, batch.mask))
         last = next(reversed(expected))
         if last == "logits":
             predictions.add(expected[last].astype(np.float32), batch.mask)
         ours, wanted = got[last][batch.mask], expected[last][batch.mask]
         largest = max(largest, _finite(np.abs(ours - wanted).max()))
-        same, tokens = same + int((ours.argmax(-1) == wanted.argmax(-1)).sum()), tokens + len(wanted)
+        same, tokens = (
+            same + int((ours.argmax(-1) == wanted.argmax(-1)).sum()),
+            tokens + len(wanted),
+        )
     rounding = dict.fromkeys(differences, 0.0)
     if max(differences.values()) > TOLERANCE:
         rounded = load_rounded()
         for batch in batches:
             measured = _relative(theirs(rounded, batch), theirs(reference, batch), batch.mask)
             rounding = _largest(rounding, measured)
-    sites = tuple(SiteDifference(site, value, rounding[site]) for site, value in differences.items())
+    sites = tuple(
+        SiteDifference(site, value, rounding[site]) for site, value in differences.items()
+    )
     first = next((site.site for site in sites if not site.explained), None)
     verdict = "WRONG" if first else "MATCH" if sites[-1].difference <= TOLERANCE else "PRECISION"
     return Report(verdict, sites, first, largest, same / tokens, tokens, predictions.note())
@@ -194,7 +213,9 @@ def _relative(
             each = np.sqrt(np.square(right).mean(0))
             unit = np.maximum(each, np.median(each))
         with np.errstate(invalid="ignore", over="ignore"):
-            differences[site] = _finite((np.abs(values[site][mask] - right) / np.maximum(unit, 1e-30)).max())
+            differences[site] = _finite(
+                (np.abs(values[site][mask] - right) / np.maximum(unit, 1e-30)).max()
+            )
     return differences
 
 
@@ -217,19 +238,39 @@ def format_report(report: Report) -> str:
 
     def cell(name: str) -> str:
         site = sites.get(name)
-        return "-".rjust(11) if site is None else (f"{site.difference:.1e}" + " *"[not site.explained]).rjust(11)
+        return (
+            "-".rjust(11)
+            if site is None
+            else (f"{site.difference:.1e}" + " *"[not site.explained]).rjust(11)
+        )
 
     for i in blocks:
-        lines.append(f"{i}".rjust(11) + "".join(cell(f"block.{i}.{part}") for part in parts) + cell(f"block.{i}"))
-    lines += ["", *(f"{name:>11}{cell(name)}" for name in ("embed", "final_norm", "logits") if name in sites), ""]
+        lines.append(
+            f"{i}".rjust(11)
+            + "".join(cell(f"block.{i}.{part}") for part in parts)
+            + cell(f"block.{i}")
+        )
+    lines += [
+        "",
+        *(f"{name:>11}{cell(name)}" for name in ("embed", "final_norm", "logits") if name in sites),
+        "",
+    ]
     what = "logit" if "logits" in sites else "value of the last site (the model has no head)"
-    lines.append(f"largest difference of a {what}: {report.largest:.2e}, over {report.tokens} tokens")
-    lines.append(f"same most likely token: {100 * report.same_top_1:.1f} %") if "logits" in sites else None
+    lines.append(
+        f"largest difference of a {what}: {report.largest:.2e}, over {report.tokens} tokens"
+    )
+    lines.append(
+        f"same most likely token: {100 * report.same_top_1:.1f} %"
+    ) if "logits" in sites else None
     last = "logits" if "logits" in sites else "values of the last site"
     why = {
         "MATCH": f"the {last} differ by no more than {TOLERANCE:g} of their standard deviation.",
-        "PRECISION": f"the {last} differ by more than {TOLERANCE:g}, but no site by more than rounding explains.",
-        "WRONG": f"the first site that differs by more than tolerance and rounding explain is {report.first}.",
+        "PRECISION": f"the {last} differ by more than {TOLERANCE:g}, but "
+        "no site by more than rounding explains.",
+        "WRONG": (
+            "the first site that differs by more than tolerance and rounding explain is "
+            f"{report.first}."
+        ),
     }
     lines.append(f"{report.verdict}: {why[report.verdict]}")
     lines += [report.note] if report.note else []
@@ -245,7 +286,13 @@ def report_rows(report: Report) -> list[Row]:
         for site in report.sites
         for metric, value in (("difference", site.difference), ("rounding", site.rounding))
     ]
-    rows += [{"metric": "largest", "value": report.largest}, {"metric": "same_top_1", "value": report.same_top_1}]
+    rows += [
+        {"metric": "largest", "value": report.largest},
+        {"metric": "same_top_1", "value": report.same_top_1},
+    ]
     rows = noted(rows, report.note)
-    rows = [row if np.isfinite(row["value"]) else with_note({**row, "value": None}, "not finite") for row in rows]
+    rows = [
+        row if np.isfinite(row["value"]) else with_note({**row, "value": None}, "not finite")
+        for row in rows
+    ]
     return [{**row, "n": report.tokens, "verdict": report.verdict} for row in rows]

@@ -24,7 +24,7 @@ class Handle(Protocol):
         ...
 
 
-# --- where a site lives in transformers -------------------------------------------------------------------------------
+# --- where a site lives in transformers -----------------------------------------------------------
 
 
 class Hook(NamedTuple):
@@ -34,7 +34,8 @@ class Hook(NamedTuple):
 
     module: str  # path in the base model, i.e. below `transformer.`, `bert.`, …
     side: str  # "in" or "out"
-    part: Callable[[np.ndarray, int], np.ndarray] | None = None  # by the value [B, T, W] and the number of heads
+    # by the value [B, T, W] and the number of heads
+    part: Callable[[np.ndarray, int], np.ndarray] | None = None
 
 
 def _third(index: int) -> Callable[[np.ndarray, int], np.ndarray]:
@@ -155,13 +156,17 @@ def _gpt_neox(hf: Fields) -> dict[str, Hook]:
         **_around("ffn", "mlp"),
         "ffn.hidden": Hook("mlp.dense_4h_to_h", "in"),
     }
-    return {**_blocks(hf["num_hidden_layers"], "layers", parts), **_around("final_norm", "final_layer_norm")}
+    return {
+        **_blocks(hf["num_hidden_layers"], "layers", parts),
+        **_around("final_norm", "final_layer_norm"),
+    }
 
 
 def _bloom(hf: Fields) -> dict[str, Hook]:
     parts = {
         **_around("ln_1", "input_layernorm"),
-        **_around("attn", "self_attention", "self_attention.dense"),  # the module itself adds the residual
+        # the module itself adds the residual
+        **_around("attn", "self_attention", "self_attention.dense"),
         **_fused("self_attention.query_key_value", _third_of_heads),
         "attn.z": Hook("self_attention.dense", "in"),
         "mid": Hook("post_attention_layernorm", "in"),
@@ -198,7 +203,11 @@ def _distilbert(hf: Fields) -> dict[str, Hook]:
         **_around("ln_2", "output_layer_norm"),
     }
     last = Hook(f"transformer.layer.{hf['n_layers'] - 1}", "out")  # there is no final norm
-    return {**_blocks(hf["n_layers"], "transformer.layer", parts), "final_norm.in": last, "final_norm": last}
+    return {
+        **_blocks(hf["n_layers"], "transformer.layer", parts),
+        "final_norm.in": last,
+        "final_norm": last,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,10 +242,12 @@ REFERENCES: dict[str, Reference] = {
 }
 
 
-# --- running it -------------------------------------------------------------------------------------------------------
+# --- running it -----------------------------------------------------------------------------------
 
 
-def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32", has_head: bool = True) -> TorchModel:
+def load_reference(
+    folder: pathlib.Path, family: str, *, dtype: str = "float32", has_head: bool = True
+) -> TorchModel:
     """Loads the model of a folder by transformers, with eager attention.
 
     Raises ValueError if torch is not installed, or if transformers does not load the
@@ -246,12 +257,17 @@ def load_reference(folder: pathlib.Path, family: str, *, dtype: str = "float32",
         import torch
     except ImportError:
         raise ValueError(
-            "the reference is transformers on PyTorch, and torch is not installed: pip install 'jmat[test]'."
+            "the reference is transformers on PyTorch, and torch is not installed: pip install "
+            "'jmat[test]'."
         ) from None
     import transformers
 
     auto = getattr(transformers, REFERENCES[family].auto if has_head else "AutoModel")
-    options: JsonObject = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    options: JsonObject = {
+        "attn_implementation": "eager",
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     gguf = find_gguf(folder)
     where = folder if gguf is None else gguf.parent
     options |= {} if gguf is None else {"gguf_file": gguf.name}
@@ -294,7 +310,8 @@ def run_reference(
         if hook.side == "out":
             return module.register_forward_hook(lambda _, __, output: keep(site, hook, output))
         return module.register_forward_pre_hook(
-            lambda _, args, kwargs: keep(site, hook, args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            lambda _, args, kwargs: keep(site, hook, args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
         )
 
     handles = [attach(site, hook) for site, hook in reference.sites(hf).items()]
@@ -315,5 +332,7 @@ def run_reference(
     if "logits" in out:
         values["logits"] = out["logits"].double().numpy()
     for i, pattern in enumerate(out["attentions"] if patterns else ()):
-        values[f"block.{i}.attn.pattern"] = np.moveaxis(pattern.double().numpy(), 1, 2).reshape(*tokens.shape, -1)
+        values[f"block.{i}.attn.pattern"] = np.moveaxis(pattern.double().numpy(), 1, 2).reshape(
+            *tokens.shape, -1
+        )
     return values

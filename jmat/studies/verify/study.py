@@ -88,7 +88,8 @@ def run(
         check_text(text, "text")
         if tokenizer is None:
             raise ValueError(
-                f"{model.name} has no tokenizer, so --text cannot be read; leave it out for random tokens."
+                f"{model.name} has no tokenizer, so --text cannot be read; leave it out for random "
+                "tokens."
             )
     place = find(model.name if folder is None else folder)
     if say is not None:
