@@ -256,10 +256,19 @@ def test_docstrings_give_the_command(script):
     assert f"python -m experiments.{script}" in docstring
 
 
+@pytest.mark.slow
 def test_the_example_in_the_readme_runs(capsys):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
     exec(compile(code, "README.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("Linear map from block.2 to block.7: ")
+    assert " shape" in printed  # as its comment says
+    linear, identity = (
+        [line.split()[:2] for line in printed if line.split()[:1] == [name]]
+        for name in ("mat", "id")
+    )
+    assert all(float(value) > 0 for _, value in (*linear, *identity))
+    assert len(linear) == len(identity) == 2
 
 
 OWN = {

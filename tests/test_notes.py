@@ -26,6 +26,7 @@ from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import pair_rows, resamples
 from jmat.studies.tasks import scoring as tasks
+from jmat.studies.tasks.questions import read_task
 from tests.splits import make_split
 from tests.test_reference import REFERENCE
 
@@ -134,7 +135,7 @@ def test_two_equal_choices_are_refused_in_a_file(tmp_path):
     path = tmp_path / "task.jsonl"
     path.write_text('{"context": "It is", "choices": ["so", " so "], "answer": 1}\n')
     with pytest.raises(ValueError, match=r"line 1: the choice 'so' is there twice"):
-        tasks.read_task(path)
+        read_task(path)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e4])

@@ -198,7 +198,13 @@ def after_steps(devices, loss=training.causal_lm_loss, steps=3, kind="adamw"):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("kind", training.OPTIMIZERS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind == "adamw"))
+        for kind in training.OPTIMIZERS
+    ],
+)
 def test_one_device_equals_four_and_it_learns(kind):
     one, four = (after_steps(mesh.data_mesh(jax.devices()[:n]), kind=kind) for n in (1, 4))
     np.testing.assert_allclose(one[1], four[1], rtol=1e-5)

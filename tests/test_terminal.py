@@ -5,6 +5,7 @@ messages are written out.
 import io
 import json
 import logging
+import signal
 import struct
 import sys
 import time
@@ -171,7 +172,7 @@ def test_messages_are_said_once(monkeypatch):
     assert logging.root.handlers == [kept]
 
 
-def test_ctrl_c_that_python_drops_comes_again(capfd, monkeypatch):
+def test_ctrl_c_that_python_drops_comes_again(capfd, monkeypatch, request):
     class Dropping:
         def __init__(self, error):
             self.error = error
@@ -181,6 +182,10 @@ def test_ctrl_c_that_python_drops_comes_again(capfd, monkeypatch):
 
     dropped = []
     monkeypatch.setattr(sys, "unraisablehook", lambda seen: dropped.append(seen.exc_type))
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # processes of pytest ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted():
         with lasting_interrupts():
