@@ -52,7 +52,15 @@ def pair_figures(rows):
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# The fast tests take a pre-norm model with parallel blocks, and a masked one.
+FAST = ("gpt_neox-parallel", "roberta-plain")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in FAST)) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_shortcuts_sub_modules_and_exits(case):
     model = hf.ours(case)
     L, D = model.config.layers, model.config.width

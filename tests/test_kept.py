@@ -38,7 +38,13 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "prune a masked model"))
+        for name in RUNS
+    ],
+)
 def test_a_run_leaves_what_it_left_before(name):
     script, flags = RUNS[name]
     outcome = call(script, **flags)
