@@ -19,7 +19,6 @@ from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.cost import TARGETS
 from jmat.models.family import Transformer
-from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.notes import noted
@@ -90,11 +89,7 @@ def run(
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     L, held_out = model.config.layers, subject.examples.eval
     maps, n = fit_layers(subject, options, targets=options.targets)
-    streams = list(
-        subject.capture(
-            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
-        ).values()
-    )
+    streams = subject.streams("eval")
     shortcuts = {
         ("mat", i): (maps[i, L] if i < L else Identity(), streams[i]) for i in range(L + 1)
     }

@@ -21,7 +21,6 @@ from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
 from jmat.metrics.r2 import resampled_r2, varying
 from jmat.models.family import Transformer
-from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
@@ -72,10 +71,7 @@ def run(
     )
     held_out = subject.examples.eval
     maps, n = fit_layers(subject, options)
-    sites = stream_sites(model.config.layers)
-    streams = list(
-        subject.capture(subject.as_read.eval, sites, progress=subject.bar("capture eval")).values()
-    )
+    streams = subject.streams("eval")
     drawn = resamples(held_out.positions, held_out.rows, seed=options.seed)
     rows = r2_rows(streams, maps, drawn, progress=subject.bar("evaluate"))
     named = {f"mat.{i}.{j}": linear for (i, j), linear in maps.items()}

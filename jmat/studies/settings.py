@@ -5,7 +5,7 @@ position.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from numpy import ndarray
@@ -23,6 +23,7 @@ from jmat.maps.compact import Map
 from jmat.maps.files import MapsInfo
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer, check_model
+from jmat.models.sites import stream_sites
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.runtime.annotations import Fields, Keywords
@@ -122,6 +123,11 @@ class Subject:
         """
         read = functools.partial(capture, self.model) if self.shared is None else self.shared.read
         return functools.partial(read, tokens_per_batch=self.tokens_per_batch)
+
+    def streams(self, part: Literal["fit", "eval"]) -> list[Float[ndarray, "N D"]]:
+        """Returns h_0 .. h_L at the examples of one part."""
+        split, sites = getattr(self.as_read, part), stream_sites(self.model.config.layers)
+        return list(self.capture(split, sites, progress=self.bar(f"capture {part}")).values())
 
     def capture_both(
         self, keep: Sequence[str]

@@ -308,8 +308,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/study.py",
-        "subject.capture(subject.as_read.fit, sites",
-        "subject.capture(subject.as_read.eval, sites",
+        'subject.streams("fit")',
+        'subject.streams("eval")',
         "maps fitted on the evaluation examples",
         _EXIT,
     ),
@@ -395,8 +395,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/study.py",
-        'subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")',
-        'subject.as_read.fit, stream_sites(L), progress=subject.bar("capture eval")',
+        'subject.streams("eval")',
+        'subject.streams("fit")',
         "dimension of the fit examples",
         _LINEARITY,
     ),

@@ -19,7 +19,7 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.models.family import Transformer
-from jmat.models.sites import SUBMODULES, stream_sites
+from jmat.models.sites import SUBMODULES
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
@@ -130,10 +130,7 @@ def run(
     rows = rows_of.linearity_rows(found, labels, figures) + rows_of.error_rows(found, labels)
     rows += rows_of.token_rows(found, held_out, labels, _decoder(tokenizer))
     if options.intrinsic_dimension:
-        streams = subject.capture(
-            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
-        )
-        rows += rows_of.dimension_rows(streams.values())
+        rows += rows_of.dimension_rows(subject.streams("eval"))
     for kept, (name, other) in others.items():
         found, values = measured(kept, f"{name}: ", other)
         key = "against" if kept == "against" else "checkpoint"

@@ -15,7 +15,6 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.flops import block_flops
-from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.report.results import Results
 from jmat.report.rows import Row
@@ -134,11 +133,7 @@ def run(
     fits = fit_zoo(model, statistics, kinds, layers, seed=seed, progress=subject.bar("fit"))
     seconds = fit_seconds(model, statistics, kinds, layers, seed=seed) if options.clock else {}
     del statistics
-    streams = list(
-        subject.capture(
-            subject.as_read.eval, stream_sites(L), progress=subject.bar("capture eval")
-        ).values()
-    )
+    streams = subject.streams("eval")
     targets = target_tokens(held_out, masked=not model.config.causal)
     predictions, values = Predictions(), dict[tuple[str, int], dict[str, Shaped[ndarray, " N"]]]()
     for layer in layers:

@@ -253,12 +253,11 @@ def _fitted_maps(
     """
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
-    sites = stream_sites(model.config.layers)
-    streams = list(
-        subject.capture(subject.as_read.fit, sites, progress=subject.bar("capture fit")).values()
-    )
     maps, solutions = fit_jumps(
-        streams, targets="final", intercept=options.intercept, progress=subject.bar("fit")
+        subject.streams("fit"),
+        targets="final",
+        intercept=options.intercept,
+        progress=subject.bar("fit"),
     )
     announce_ranks(subject, solutions)
     return {layer: linear for (layer, _), linear in maps.items()}, text

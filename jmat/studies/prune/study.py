@@ -17,7 +17,6 @@ from jmat.data.examples import Examples
 from jmat.data.text import whole_sentences
 from jmat.maps.files import MapsInfo
 from jmat.models.family import Transformer
-from jmat.models.sites import stream_sites
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.results import Results, ignore_message
@@ -111,10 +110,8 @@ def run(
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     size = options.tokens_per_batch or usual_batch()
     text = whole_sentences(subject.examples.eval, subject.mask_token)
-    streams = subject.capture(
-        subject.as_read.fit, stream_sites(model.config.layers), progress=subject.bar("capture fit")
-    )
-    whole = Teacher(model, subject.examples.fit, list(streams.values()), subject.mask_token, size)
+    streams = subject.streams("fit")
+    whole = Teacher(model, subject.examples.fit, streams, subject.mask_token, size)
     scores = block_scores(whole, options)
     pruned, failures = {}, []
     rows = block_score_rows(scores)
