@@ -24,18 +24,18 @@ FLAGS |= {"protocol": "jmat", "positions_per_sentence": 3, "skip_first": 2}
 CHEAP = {"short_list": 60, "check_every": 3, "timing_examples": 7, "delta": 0.3, "epsilon": 0.2}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab():
     return Lab(**FLAGS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def timed():
     """What the clock is started on."""
     return []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def outcome(timed):
     """A run in which nothing is timed."""
     with pytest.MonkeyPatch.context() as patch:

@@ -38,13 +38,14 @@ def acts(family="gpt2"):
     return *(lab.read(split, sites) for split in splits), splits[1].rows
 
 
-@pytest.fixture(scope="module")
+# Of the session: a run is made once in a process, whichever tests come between.
+@pytest.fixture(scope="session")
 def passes():
     """The model and the snapshots of every pass."""
     return []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def outcome(passes):
     def measure(model, *given, snapshots, progress, run):
         passes.append((model, snapshots))
