@@ -7,7 +7,7 @@ stops.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,34 +17,37 @@ from jaxtyping import Array, Bool, Float, Int
 from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.reading import encode, is_texts
-from jmat.models.attention import depends_on_block
+from jmat.models.cache import Cache, check_room, fields_behind
 from jmat.models.config import ModelConfig
-from jmat.models.edits import (
-    At,
-    Context,
-    Edit,
-    NeedsContext,
-    OfBlock,
-    checked_sites,
-    is_any_length,
-    is_edit,
-)
+from jmat.models.edits import At, Context, checked_sites, is_any_length, is_edit
 from jmat.models.family import Transformer, check_model
-from jmat.models.inputs import Inputs, Spans, cut, prepare
+from jmat.models.inputs import Inputs, cut, prepare
+from jmat.models.settling import settle
 from jmat.models.sites import Site, gather, is_reached, is_square, kept_names
-from jmat.models.stack import final_norm, model_dtype, run_block, run_embed, unembed
-from jmat.models.tap import BLOCK
+from jmat.models.stack import (
+    behind,
+    final_norm,
+    model_dtype,
+    run_block,
+    run_blocks,
+    run_embed,
+    unembed,
+)
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.arrays import on_host
 from jmat.runtime.checks import whole
 
+# Texts, token ids, a batch, or a stream; and positions to read.
+ModelInputs = (
+    Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"] | Batch | Sequence[str]
+)
+Places = int | Sequence[int] | Int[Array | np.ndarray, "*places"]
 
+
+@overload
 def run(
     model: Transformer,
-    inputs: Int[Array | np.ndarray, "B T"]
-    | Float[Array | np.ndarray, "B T D"]
-    | Batch
-    | Sequence[str],
+    inputs: ModelInputs,
     *,
     tokenizer: Tokenizer | None = None,
     keep: str | Iterable[str] = (),
@@ -55,8 +58,48 @@ def run(
     segments: Int[Array | np.ndarray, "B T"] | None = None,
     positions: Int[Array | np.ndarray, "B T"] | None = None,
     type_ids: Int[Array | np.ndarray, "B T"] | None = None,
-    read_at: int | Sequence[int] | Int[Array | np.ndarray, "*places"] | None = None,
-) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    read_at: Places | None = None,
+    cache: None = None,
+) -> tuple[Float[Array, "B T D"], dict[str, Array]]: ...
+
+
+@overload
+def run(
+    model: Transformer,
+    inputs: ModelInputs,
+    *,
+    tokenizer: Tokenizer | None = None,
+    keep: str | Iterable[str] = (),
+    sites: Mapping[str, Site] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    mask: Bool[Array | np.ndarray, "B T"] | None = None,
+    segments: Int[Array | np.ndarray, "B T"] | None = None,
+    type_ids: Int[Array | np.ndarray, "B T"] | None = None,
+    read_at: Places | None = None,
+    cache: Cache,
+) -> tuple[Float[Array, "B T D"], dict[str, Array], Cache]: ...
+
+
+def run(
+    model: Transformer,
+    inputs: ModelInputs,
+    *,
+    tokenizer: Tokenizer | None = None,
+    keep: str | Iterable[str] = (),
+    sites: Mapping[str, Site] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    mask: Bool[Array | np.ndarray, "B T"] | None = None,
+    segments: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
+    type_ids: Int[Array | np.ndarray, "B T"] | None = None,
+    read_at: Places | None = None,
+    cache: Cache | None = None,
+) -> (
+    tuple[Float[Array, "B T D"], dict[str, Array]]
+    | tuple[Float[Array, "B T D"], dict[str, Array], Cache]
+):
     """Runs blocks `start` .. `stop − 1` of a model, reading and changing sites on the
     way.
 
@@ -87,17 +130,26 @@ def run(
         or [B, P] → [B, P, …]. Counted from a row's first real token, or back from its
         last where negative (−1 is the last). Of attention scores and patterns, they are
         queries: [B, H, T] or [B, P, H, T].
+      cache: keys and values of the tokens before these (`jmat.models.cache.new_cache`),
+        of which a row has as many as it has read. The blocks that are run read the new
+        tokens behind them; `mask` may leave out rows. Positions of `read_at` and `At`
+        count within the inputs. Scores and patterns have an axis of the cache's S keys.
+        What stands in for attention sees the new tokens alone, unless it is attention
+        itself.
 
     Returns:
       The stream after the last block run, h_stop [B, T, D] (before the final norm), and
-      the kept sites by name, in the order asked for.
+      the kept sites by name, in the order asked for. With a cache, also the cache with
+      the new tokens. It takes the memory of the one that was given, which is of no more
+      use.
 
     Raises:
       ValueError: texts without a tokenizer, unknown site, a pattern that matches none,
         a site that is never reached, an edit or replacement that is no callable pytree
         or returns another shape, token id outside the embedding, text longer than the
         positions, `start`/`stop` out of range, inputs that do not fit `start`,
-        positions outside a text.
+        positions outside a text; a cache without room, of a masked model or of another
+        one, or with packed texts.
 
     Examples:
       >>> import jmat
@@ -119,7 +171,7 @@ def run(
                 "texts and a Batch have their own segments and positions: leave out mask, segments "
                 "and positions."
             )
-        segments, positions = inputs.segments, inputs.positions
+        segments, positions = inputs.segments, None if cache is not None else inputs.positions
     # no texts any more
     tokens = inputs.tokens if isinstance(inputs, Batch) else cast(Array | np.ndarray, inputs)
     fields: Keywords = {
@@ -132,7 +184,13 @@ def run(
         "pad_length": all(is_any_length(*item) for item in sites.items()),
         "pad_rows": not sites,
     }
+    if cache is not None:
+        fields, pads = fields_behind(config, tokens, fields, pads)
     given, spans = prepare(config, tokens, start, **fields, **pads)
+    context = given.context
+    if cache is not None:
+        check_room(cache, config, spans.rows, spans.segments, start, stop)
+        context, cache = behind(cache, context, start, stop)
 
     def unpadded() -> None:
         # Arrays on a device are not padded.
@@ -149,19 +207,17 @@ def run(
 
     columns = None if read_at is None else spans.columns("read_at", _listed(read_at), empty=0)
     places = None if columns is None else jnp.asarray(given.padded_rows(columns))
-    settled = {name: _settle(name, site, model, spans) for name, site in sites.items()}
-    with _errors_without_padding(given, unpadded):
-        x = _first_stream(model, given, settled)
+    settled = {name: settle(name, site, model, spans.columns) for name, site in sites.items()}
+    with _errors_without_padding(given, unpadded if cache is None else None):
+        x = _first_stream(model, given, context, settled)
         kept = {"embed": gather(x, places)} if "embed" in keep else {}
-        for i in range(start, stop):
-            inside, wanted = _inside_block(i, settled, keep)
-            x, values = run_block(model, i, x, given.context, inside, places, keep=wanted)
-            kept |= {
-                f"block.{i}" if part == BLOCK else f"block.{i}.{part}": value
-                for part, value in values.items()
-            }
-        kept |= _read_end(model, x, keep, settled, places)
-    return _without_padding(given, x, {name: kept[name] for name in keep}, whole=read_at is None)
+        x, inside, cache = run_blocks(
+            model, x, context, cache, settled, places, start=start, stop=stop, keep=keep
+        )
+        kept |= inside | _read_end(model, x, keep, settled, places)
+    kept = {name: kept[name] for name in keep}
+    x, kept = _without_padding(given, x, kept, whole=read_at is None, keys=cache is None)
+    return (x, kept) if cache is None else (x, kept, cache)
 
 
 def _checked_sites(
@@ -186,26 +242,26 @@ def _checked_sites(
 
 
 @contextlib.contextmanager
-def _errors_without_padding(given: Inputs, unpadded: Callable[[], None]) -> Iterator[None]:
-    """Raises an error of a padded pass as the pass `unpadded` does: it speaks of shapes
-    that the caller knows.
+def _errors_without_padding(given: Inputs, unpadded: Callable[[], None] | None) -> Iterator[None]:
+    """Raises an error of a padded pass as the pass `unpadded`, where there is one, does:
+    it speaks of shapes that the caller knows.
     """
     try:
         yield
     except ValueError:
-        if given.is_padded:
+        if given.is_padded and unpadded is not None:
             unpadded()
         raise
 
 
 def _first_stream(
-    model: Transformer, given: Inputs, sites: Mapping[str, Site]
+    model: Transformer, given: Inputs, context: Context, sites: Mapping[str, Site]
 ) -> Float[Array, "B T D"]:
     """Returns h_start: of tokens h_0, as a site changes it; a stream is returned in the
     model's dtype.
     """
     if not jnp.issubdtype(given.x.dtype, jnp.floating):
-        return run_embed(model, given.x, given.context, given.type_ids, sites.get("embed"))
+        return run_embed(model, given.x, context, given.type_ids, sites.get("embed"))
     if "embed" in sites:
         raise ValueError(
             "site 'embed' is changed, but the inputs are a stream, which needs no embedding."
@@ -213,41 +269,33 @@ def _first_stream(
     return given.x.astype(model_dtype(model))
 
 
-def _inside_block(
-    i: int, sites: Mapping[str, Site], keep: tuple[str, ...]
-) -> tuple[dict[str, Site], tuple[str, ...]]:
-    """Returns the sites to change and the names to keep in block i, named as inside it."""
-    block = f"block.{i}"
-    names = {
-        name: BLOCK if name == block else name.removeprefix(f"{block}.") for name in (*sites, *keep)
-    }
-    ours = {
-        name: part for name, part in names.items() if name == block or name.startswith(f"{block}.")
-    }
-    # In one order, since what is kept is part of the program.
-    wanted = tuple(sorted(ours[name] for name in keep if name in ours))
-    return {ours[name]: site for name, site in sites.items() if name in ours}, wanted
-
-
 def _without_padding(
-    given: Inputs, x: Float[Array, "rows length D"], kept: dict[str, Array], *, whole: bool
+    given: Inputs,
+    x: Float[Array, "rows length D"],
+    kept: dict[str, Array],
+    *,
+    whole: bool,
+    keys: bool,
 ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
     """Returns a stream and kept sites of the true size; `whole` says that they were not
-    read at single tokens.
+    read at single tokens, `keys` that keys are padded as queries are.
     """
     if not given.is_padded:
         return x, kept
-    axes = ((1,), *(_length_axes(name, value, whole=whole) for name, value in kept.items()))
+    axes = (
+        (1,),
+        *(_length_axes(name, value, whole=whole, keys=keys) for name, value in kept.items()),
+    )
     x, *values = cut([x, *kept.values()], rows=given.rows, length=given.length, axes=axes)
     return x, dict(zip(kept, values, strict=True))
 
 
-def _length_axes(name: str, value: jax.Array, *, whole: bool) -> tuple[int, ...]:
+def _length_axes(name: str, value: jax.Array, *, whole: bool, keys: bool) -> tuple[int, ...]:
     """Returns the axes of a kept value that are T long: that of tokens where the value
-    is `whole`, that of keys.
+    is `whole`, that of `keys`.
     """
     tokens = (2 if is_square(name) else 1,) if whole else ()
-    return (*tokens, value.ndim - 1) if is_square(name) else tokens
+    return (*tokens, value.ndim - 1) if is_square(name) and keys else tokens
 
 
 def logits(
@@ -332,32 +380,6 @@ def _check_reached(
                 f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are "
                 "run."
             )
-
-
-def _settle(name: str, site: Site, model: Transformer, spans: Spans) -> Site:
-    """Returns a site with positions as columns of the rows, and with parts of the model
-    bound to their own block.
-
-    Raises ValueError for positions outside a text, and for a part of another model
-    whose block would have to be known.
-    """
-    if isinstance(site, At):
-        inner = _settle(name, site.site, model, spans)
-        return At(spans.columns(f"site {name!r}: At", site.positions), inner)
-    if isinstance(site, Edit):
-        f = _settle(name, site.f, model, spans)
-        return site if f is site.f else Edit(f)
-    if not isinstance(site, NeedsContext) or isinstance(site, OfBlock):
-        return site
-    for i, block in enumerate(model.blocks):
-        if site is block or site is block.attn:
-            return OfBlock(site, np.int32(i))
-    if depends_on_block(site):
-        raise ValueError(
-            f"the replacement for site {name!r} is a part of another model whose attention depends "
-            "on its block; say which: jmat.models.edits.OfBlock(part, block)."
-        )
-    return site
 
 
 def _listed(read_at: object) -> object:

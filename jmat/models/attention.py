@@ -55,7 +55,7 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         inside = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern")
         replaced = (
             set()
-            if tap.touches(*inside)
+            if tap.touches(*inside) or context.memory is not None  # which holds all heads
             else {h for h in range(H) if tap.replaces(f"attn.head.{h}")}
         )
         heads = tuple(h for h in range(H) if h not in replaced)
@@ -103,7 +103,12 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
             q, k = self.q_norm(q), self.k_norm(k)
         if c.rotary is not None:
             q, k = rotate(q, context.positions, c.rotary), rotate(k, context.positions, c.rotary)
-        if group > 1:
+        S, keys_at = T, context.positions
+        if context.memory is not None:
+            k, v = context.memory.extend(k, v)
+            S = k.shape[2]
+            keys_at = jnp.arange(S, dtype=jnp.int32)[None]
+        elif group > 1:
             of_query = np.searchsorted(kv_heads, np.asarray(heads) // group)
             k, v = k[:, :, of_query], v[:, :, of_query]
 
@@ -111,16 +116,25 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
         if c.scale_attention_by_layer:
             scale = scale / (context.layer + 1).astype(jnp.float32)
         bias = (
-            alibi_bias(context.positions, alibi_slopes(c.heads)[list(heads)]) if c.alibi else None
+            alibi_bias(context.positions, alibi_slopes(c.heads)[list(heads)], keys_at)
+            if c.alibi
+            else None
         )
         # The window of the block is looked up by its traced index: all blocks share one program.
-        window = jnp.asarray(c.windows)[context.layer] if c.windows and min(c.windows) < T else None
-        allowed = attention_mask(context.segments, T, c.causal, window)
+        window = jnp.asarray(c.windows)[context.layer] if c.windows and min(c.windows) < S else None
+        if context.memory is None:
+            allowed = attention_mask(context.segments, T, c.causal, window)
+        else:
+            allowed = attention_mask_by_position(context.positions, keys_at, window)
 
-        square = {"shape": (B, len(heads), T, T)}
+        square = {"shape": (B, len(heads), T, S)}
         scores = tap(
             "attn.scores",
-            lambda _: attention_scores(q, k, scale, bias),
+            lambda _: (
+                attention_scores(q, k, scale, bias)
+                if context.memory is None
+                else grouped_scores(q, k, scale, bias)
+            ),
             x,
             **square,
             dtype=jnp.float32,
@@ -133,6 +147,8 @@ class Attention(nnx.Module, NeedsContext, IgnoresPadding):
             **square,
             dtype=v.dtype,
         )
+        if context.memory is not None:
+            return grouped_outputs(pattern, v)
         return jnp.einsum("BHTS,BSHK->BTHK", pattern, v)
 
 
@@ -187,6 +203,19 @@ def attention_mask(
     return allowed
 
 
+def attention_mask_by_position(
+    queries_at: Int[Array, "B T"],
+    keys_at: Int[Array, "#B S"],
+    window: Int[Array, ""] | None = None,
+) -> Bool[Array, "B T S"]:
+    """Returns which token (axis 1) of a text may look at which key (axis 2): at nothing
+    later, and with a window only at the last `window` tokens, itself included.
+    """
+    distance = queries_at[:, :, None] - keys_at[:, None, :]
+    allowed = distance >= 0
+    return allowed if window is None else allowed & (distance < window)
+
+
 def attention_scores(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S H K"],
@@ -196,6 +225,33 @@ def attention_scores(
     """Returns `scale · q kᵀ + bias` for each head, in float32."""
     scores = jnp.einsum("BTHK,BSHK->BHTS", q, k, preferred_element_type=jnp.float32) * scale
     return scores if bias is None else scores + bias
+
+
+def grouped_scores(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B G S K"],
+    scale: Float[Array, ""],
+    bias: Float[Array, "B H T S"] | None = None,
+) -> Float[Array, "B H T S"]:
+    """Returns what `attention_scores` does, for keys that lie head by head, of which
+    neighbouring queries share one: no key is copied.
+    """
+    B, T, H, K = q.shape
+    G, S = k.shape[1:3]
+    grouped = q.reshape(B, T, G, H // G, K)
+    scores = jnp.einsum("BTGRK,BGSK->BGRTS", grouped, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(B, H, T, S) * scale
+    return scores if bias is None else scores + bias
+
+
+def grouped_outputs(
+    pattern: Float[Array, "B H T S"], v: Float[Array, "B G S K"]
+) -> Float[Array, "B T H K"]:
+    """Returns the heads' sums of values, which lie as the keys of `grouped_scores`."""
+    B, H, T, S = pattern.shape
+    G, K = v.shape[1], v.shape[3]
+    outputs = jnp.einsum("BGRTS,BGSK->BTGRK", pattern.reshape(B, G, H // G, T, S), v)
+    return outputs.reshape(B, T, H, K)
 
 
 def masked(
@@ -225,10 +281,12 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " H"]:
 
 
 def alibi_bias(
-    positions: Int[Array, "B T"], slopes: Float[np.ndarray, " H"]
-) -> Float[Array, "B H T T"]:
-    """Returns `−slope · distance` between the token that looks (axis 2) and the one
-    that is looked at (axis 3).
+    positions: Int[Array, "B T"],
+    slopes: Float[np.ndarray, " H"],
+    keys_at: Int[Array, "#B S"],
+) -> Float[Array, "B H T S"]:
+    """Returns `−slope · distance` between the token that looks (axis 2), at
+    `positions`, and the one that is looked at (axis 3).
     """
-    distance = positions[:, None, None, :] - positions[:, None, :, None]
+    distance = keys_at[:, None, None, :] - positions[:, None, :, None]
     return jnp.asarray(slopes)[:, None, None] * distance.astype(jnp.float32)

@@ -28,6 +28,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
+from jmat.models.cache import Memory
 from jmat.models.config import ModelConfig
 from jmat.models.sites import Site, gather, is_square, named_sites
 from jmat.runtime.annotations import Leaf, PyTree
@@ -45,6 +46,7 @@ class Context(NamedTuple):
     layer: Int[
         Array | np.ndarray | np.integer, ""
     ]  # 0-based index of the block; traced, so that all blocks share one compiled program
+    memory: Memory | None = None  # of the tokens before, while a block with a cache is traced
 
 
 # --- how stand-ins are called ---------------------------------------------------------------------

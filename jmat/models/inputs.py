@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jmat.models.cache import NOWHERE
 from jmat.models.config import ModelConfig
 from jmat.models.edits import Context
 from jmat.runtime.arrays import on_host
 from jmat.runtime.shapes import rung
 
 _MOST_ROWS = 32  # batches of more rows come from loops, which have few shapes anyway
-_NOWHERE = 2**30  # a column past the end of any row
 
 Values = Array | np.ndarray
 
@@ -211,7 +211,7 @@ class Spans:
     rows: int
     length: int
 
-    def columns(self, what: str, positions: object, *, empty: int = _NOWHERE) -> Values:
+    def columns(self, what: str, positions: object, *, empty: int = NOWHERE) -> Values:
         """Returns the columns [B] or [B, P] of positions.
 
         Positions count from a row's first real token; negative ones back from its end.

@@ -14,8 +14,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
+from jmat.models.cache import Cache, KeysValues, Memory, columns_of, positions_behind
 from jmat.models.edits import Context, IgnoresInput, apply_site, is_edit
 from jmat.models.family import Transformer
+from jmat.models.settling import inside_block
 from jmat.models.sites import Site
 from jmat.models.tap import BLOCK, Tap
 from jmat.runtime.annotations import PyTree
@@ -57,6 +59,73 @@ def run_block(
         return settled(
             _block(model.blocks[i], x, context, sites, read_at, keep=keep, whole=whole), whole
         )
+
+
+def run_block_behind(
+    model: Transformer,
+    i: int,
+    x: Float[Array, "B T D"],
+    context: Context,
+    kept: KeysValues,
+    sites: Mapping[str, Site],
+    read_at: Int[Array, "*places"] | None,
+    *,
+    keep: tuple[str, ...],
+) -> tuple[Float[Array, "B T D"], dict[str, Array], KeysValues]:
+    """Returns what `run_block` does for tokens behind those whose keys and values are
+    `kept`, and the keys and values of all. The buffers of `kept` become the result's.
+    """
+    context, whole = context._replace(layer=np.int32(i)), _whole(model)
+    with _name_block(i):
+        return settled(
+            _block_behind(
+                model.blocks[i], x, context, kept, sites, read_at, keep=keep, whole=whole
+            ),
+            whole,
+        )
+
+
+def behind(cache: Cache, context: Context, start: int, stop: int) -> tuple[Context, Cache]:
+    """Returns the context of new tokens, with their positions behind the tokens of the
+    cache, and the cache with the lengths that it has once blocks `start` .. `stop − 1`
+    have read them.
+    """
+    positions, lengths = positions_behind(
+        context.positions, context.segments, cache.lengths, np.int32(start), np.int32(stop)
+    )
+    return context._replace(positions=positions), Cache(cache.blocks, lengths)
+
+
+def run_blocks(
+    model: Transformer,
+    x: Float[Array, "B T D"],
+    context: Context,
+    cache: Cache | None,
+    sites: Mapping[str, Site],
+    read_at: Int[Array, "*places"] | None,
+    *,
+    start: int,
+    stop: int,
+    keep: tuple[str, ...],
+) -> tuple[Float[Array, "B T D"], dict[str, Array], Cache | None]:
+    """Returns h_stop from h_start, the kept sites of the blocks between, and the cache;
+    context and cache are as `behind` returns them.
+    """
+    kept: dict[str, Array] = {}
+    blocks = [] if cache is None else list(cache.blocks)
+    for i in range(start, stop):
+        inside, wanted = inside_block(i, sites, keep)
+        if cache is None:
+            x, values = run_block(model, i, x, context, inside, read_at, keep=wanted)
+        else:
+            x, values, blocks[i] = run_block_behind(
+                model, i, x, context, blocks[i], inside, read_at, keep=wanted
+            )
+        kept |= {
+            f"block.{i}" if part == BLOCK else f"block.{i}.{part}": value
+            for part, value in values.items()
+        }
+    return x, kept, None if cache is None else Cache(tuple(blocks), cache.lengths)
 
 
 def final_norm(
@@ -141,6 +210,25 @@ def _block(
 ) -> tuple[Array, dict[str, Array]]:
     block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at, context)
     return tap(BLOCK, block, x, context, tap), tap.finish()
+
+
+@jax.jit(static_argnames=("keep", "whole"), donate_argnames=("kept",))
+def _block_behind(
+    block: PyTree,
+    x: Array,
+    context: Context,
+    kept: KeysValues,
+    sites: Mapping[str, Site],
+    read_at: Array | None,
+    *,
+    keep: tuple[str, ...],
+    whole: NamedSharding | None,
+) -> tuple[Array, dict[str, Array], KeysValues]:
+    memory = Memory(kept, columns_of(context.positions, context.segments))
+    context = context._replace(memory=memory)
+    block, tap = _gather_parameters(block, whole), Tap(sites, keep, read_at, context)
+    x = tap(BLOCK, block, x, context, tap)
+    return x, tap.finish(), memory.kept
 
 
 def _gather_parameters(part: PyTree, whole: NamedSharding | None) -> PyTree:
