@@ -35,7 +35,7 @@ from jmat.studies.peek.predictions import _shown
 from jmat.studies.probe.labels import token_classes
 from jmat.studies.prune.plans import _without
 from jmat.studies.prune.surgery import load_pruned, save_pruned
-from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.r2 import Target, resamples
 from jmat.studies.tasks import scoring as tasks
 from jmat.studies.tasks import study
 from tests.inside import NOTE, call, text
@@ -249,7 +249,7 @@ def test_coordinates_that_vary_at_the_first_position_alone_are_told_of_behind_it
         np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     )
     target[3:, 1] = 7.0
-    rows = pair_rows({}, target, target + 0.1, resamples(positions))
+    rows = Target(target, resamples(positions)).rows({}, target + 0.1)
     notes = {row["metric"]: row.get("note") for row in rows}
     assert notes.pop("r2_no_first").startswith("1 of 3 coordinates of the target do not vary")
     assert set(notes.values()) == {None}

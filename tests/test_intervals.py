@@ -19,7 +19,7 @@ from jmat.studies.linearity.measure import Measured, PerToken, step_pairs
 from jmat.studies.linearity.rows import difference_rows, linearity_rows, resampled
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
-from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.r2 import Target, resamples
 from jmat.studies.tasks import scoring as tasks
 from tests.empty import empty_model
 from tests.intervals import by_hand
@@ -176,7 +176,7 @@ def r2(seed):
         "r2_no_outliers": (r2_by_hand(target, predicted, usual), SENTENCES),
         "r2_no_first": (r2_by_hand(target[later], predicted[later], every), SENTENCES[later]),
     }
-    rows = pair_rows({}, target, predicted, resamples(positions, SENTENCES, seed=seed))
+    rows = Target(target, resamples(positions, SENTENCES, seed=seed)).rows({}, predicted)
     assert {row["metric"]: row["n"] for row in rows} == {
         name: int(later.sum()) if name == "r2_no_first" else N for name in statistics
     }

@@ -24,7 +24,7 @@ from jmat.studies.linearity import rows as study_rows
 from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
-from jmat.studies.r2 import pair_rows, resamples
+from jmat.studies.r2 import Target, resamples
 from jmat.studies.tasks import scoring as tasks
 from jmat.studies.tasks.questions import read_task
 from tests.splits import make_split
@@ -142,7 +142,7 @@ def test_two_equal_choices_are_refused_in_a_file(tmp_path):
 def test_r2_of_a_target_that_does_not_vary_is_none(constant):
     target = np.full((40, 64), constant, np.float32)
     drawn = resamples(np.arange(40) % 3, samples=20)
-    rows = pair_rows({}, target, target + np.float32(0.5), drawn)
+    rows = Target(target, drawn).rows({}, target + np.float32(0.5))
     assert {row["metric"] for row in rows} == {"r2", "r2_weighted", "r2_no_outliers", "r2_no_first"}
     assert {(row["value"], row["note"]) for row in rows} == {(None, DOES_NOT_VARY)}
 
@@ -153,7 +153,7 @@ def test_r2_says_which_coordinates_do_not_vary():
     predicted = target + np.float32(0.01)
     rows = {
         row["metric"]: row
-        for row in pair_rows({}, target, predicted, resamples(np.ones(40, int), samples=20))
+        for row in Target(target, resamples(np.ones(40, int), samples=20)).rows({}, predicted)
     }
     assert "40 of 64 coordinates of the target do not vary" in rows["r2"]["note"]
     assert rows["r2"]["value"] == pytest.approx(24 / 64, abs=1e-3)
@@ -163,7 +163,7 @@ def test_r2_says_which_coordinates_do_not_vary():
     target[:, 41] *= 1000
     rows = {
         row["metric"]: row
-        for row in pair_rows({}, target, target, resamples(np.ones(40, int), samples=20))
+        for row in Target(target, resamples(np.ones(40, int), samples=20)).rows({}, target)
     }
     assert rows["r2_no_outliers"]["value"] == 1
 
@@ -208,7 +208,7 @@ def test_one_sentence_has_values_and_no_interval():
     assert np.isnan(layers_saved({"mat": outcome}, 4, 0.9, groups=one)["mat"][1:]).all()
     assert np.isfinite(layers_saved({"mat": outcome}, 4, 0.9)["mat"]).all()
 
-    rows = pair_rows({}, VARIED[:6], VARIED[:6] + 1, resamples(np.ones(6, int), one, samples=20))
+    rows = Target(VARIED[:6], resamples(np.ones(6, int), one, samples=20)).rows({}, VARIED[:6] + 1)
     streams = {0: VARIED[:6]}
     labels = {"fit": np.array([*"aabbab"]), "eval": np.array([*"abbabb"])}
     rows += probe_rows(streams, streams, labels, groups=one)

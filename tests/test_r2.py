@@ -6,7 +6,7 @@ from sklearn.metrics import r2_score
 
 from jmat.maps.types import Linear
 from jmat.metrics.r2 import usual_coordinates
-from jmat.studies.r2 import pair_rows, r2_rows, resamples
+from jmat.studies.r2 import Target, r2_rows, resamples
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def data():
 
 def test_equals_scikit_learn(data):
     (x, y), positions = data
-    rows = {row["metric"]: row for row in pair_rows({}, y, x, resamples(positions, samples=20))}
+    rows = {row["metric"]: row for row in Target(y, resamples(positions, samples=20)).rows({}, x)}
     assert rows["r2"]["value"] == pytest.approx(r2_score(y, x), rel=1e-6)
     assert rows["r2_weighted"]["value"] == pytest.approx(
         r2_score(y, x, multioutput="variance_weighted"), rel=1e-6
@@ -39,7 +39,7 @@ def test_outlier_coordinates_are_left_out(data):
     predicted[:, 5] = 0
     rows = {
         row["metric"]: row["value"]
-        for row in pair_rows({}, x, predicted, resamples(positions, samples=2))
+        for row in Target(x, resamples(positions, samples=2)).rows({}, predicted)
     }
     assert rows["r2_no_outliers"] == pytest.approx(1)
     assert rows["r2"] < 0.9
@@ -53,7 +53,7 @@ def test_constant_coordinates_as_scikit_learn(data):
     predicted[:, 1] = 4.5
     rows = {
         row["metric"]: row["value"]
-        for row in pair_rows({}, y, predicted, resamples(positions, samples=2))
+        for row in Target(y, resamples(positions, samples=2)).rows({}, predicted)
     }
     assert rows["r2"] == pytest.approx(r2_score(y, predicted))
 

@@ -2,6 +2,9 @@
 resamples.
 """
 
+import dataclasses
+import functools
+
 import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy import ndarray
@@ -63,29 +66,51 @@ def usual_coordinates(stream: Float[ndarray, "N D"]) -> Bool[ndarray, " D"]:
     return spread <= OUTLIER * np.median(spread[varies] if varies.any() else spread)
 
 
-def resampled_r2(
-    target: Float[ndarray, "N D"],
-    predicted: Float[ndarray, "N D"],
-    counts: Float[ndarray, "S N"],
-) -> dict[str, Float[ndarray, " S"]]:
-    """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where no
-    coordinate varies.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resampled:
+    """Holds a target and the bootstrap resamples under which predictions of it are
+    scored; its own spread is found once, for all of them.
+
+    Attributes:
+      target: activations, an example a row.
+      counts: how often each resample draws each example.
     """
-    centred = target.astype(np.float64) - target.mean(0, dtype=np.float64)
-    squares = counts @ np.square(centred)
-    total = squares - np.square(counts @ centred) / counts.sum(1, keepdims=True)
-    # The mean of equal numbers may differ from them by rounding, and so may a sum of squares from
-    # that of the mean.
-    total = np.where(varying(target) & (total > 1e-13 * squares), total, 0)
-    error = counts @ np.square(target.astype(np.float64) - predicted)
-    # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.
-    exact = np.where(error == 0, 1.0, 0.0)
-    each = np.where(total > 0, 1 - error / np.where(total > 0, total, 1), exact)
-    varies, whole = (total > 0).any(1), total.sum(1)
-    usual = each[:, usual_coordinates(target)]
-    scores = {
-        "r2": each.mean(1),
-        "r2_weighted": 1 - error.sum(1) / np.where(varies, whole, 1),
-        "r2_no_outliers": usual.mean(1),
-    }
-    return {metric: np.where(varies, values, np.nan) for metric, values in scores.items()}
+
+    target: Float[ndarray, "N D"]
+    counts: Float[ndarray, "S N"]
+
+    def r2(self, predicted: Float[ndarray, "N D"]) -> dict[str, Float[ndarray, " S"]]:
+        """Returns r2 under every resample: `1 − Σ (y − ŷ)² / Σ (y − mean)²`; NaN where
+        no coordinate varies.
+        """
+        total = self._total
+        error = self.counts @ np.square(self.target.astype(np.float64) - predicted)
+        # As scikit-learn has it: a constant coordinate scores 1 if it is predicted exactly, else 0.
+        exact = np.where(error == 0, 1.0, 0.0)
+        each = np.where(total > 0, 1 - error / np.where(total > 0, total, 1), exact)
+        varies, whole = (total > 0).any(1), total.sum(1)
+        scores = {
+            "r2": each.mean(1),
+            "r2_weighted": 1 - error.sum(1) / np.where(varies, whole, 1),
+            "r2_no_outliers": each[:, self._usual].mean(1),
+        }
+        return {metric: np.where(varies, values, np.nan) for metric, values in scores.items()}
+
+    @functools.cached_property
+    def varies(self) -> Bool[ndarray, " D"]:
+        """Returns which coordinates of the target differ between examples."""
+        return varying(self.target)
+
+    @functools.cached_property
+    def _total(self) -> Float[ndarray, "S D"]:
+        """Returns `Σ (y − mean)²` of every resample; 0 where a coordinate is constant."""
+        centred = self.target.astype(np.float64) - self.target.mean(0, dtype=np.float64)
+        squares = self.counts @ np.square(centred)
+        total = squares - np.square(self.counts @ centred) / self.counts.sum(1, keepdims=True)
+        # The mean of equal numbers may differ from them by rounding, and so may a sum of squares
+        # from that of the mean.
+        return np.where(self.varies & (total > 1e-13 * squares), total, 0)
+
+    @functools.cached_property
+    def _usual(self) -> Bool[ndarray, " D"]:
+        return usual_coordinates(self.target)

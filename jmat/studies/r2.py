@@ -19,7 +19,7 @@ from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.maps.types import Linear
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
-from jmat.metrics.r2 import resampled_r2, varying
+from jmat.metrics.r2 import Resampled
 from jmat.models.family import Transformer
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
@@ -138,44 +138,50 @@ def r2_rows(
     """
     rows: list[Row] = []
     for j in track(sorted({j for _, j in maps}), progress):
-        for i in sorted(i for i, target in maps if target == j):
+        target = Target(streams[j], drawn)
+        for i in sorted(i for i, end in maps if end == j):
             for name, predicted in (
                 ("mat", np.asarray(maps[i, j](streams[i]))),
                 ("id", streams[i]),
             ):
-                rows += pair_rows(
-                    {"map": name, "layer": i, "target": j}, streams[j], predicted, drawn
-                )
+                rows += target.rows({"map": name, "layer": i, "target": j}, predicted)
     return rows
 
 
-def pair_rows(
-    label: Row, target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"], drawn: Resamples
-) -> list[Row]:
-    """Returns the rows of one prediction.
-
-    Metrics: `r2` (uniform mean over the coordinates, as in Din et al.), `r2_weighted`
-    (by the coordinates' variances),
-      `r2_no_outliers` (uniform, coordinates of outlying variance left out),
-      `r2_no_first` (uniform, examples at position 0 left out). The value is None, with
-      a note, where no coordinate of the target varies.
+class Target:
+    """Scores predictions of one site on held-out text; what all of them need of the
+    site itself is computed once.
     """
-    scores = resampled_r2(target, predicted, drawn.everywhere)
-    later = drawn.is_later
-    if later.any():
-        scores["r2_no_first"] = resampled_r2(target[later], predicted[later], drawn.later)["r2"]
-    rows: list[Row] = []
-    for metric, values in scores.items():
-        first = metric != "r2_no_first"
-        row = {**label, "metric": metric, "n": len(target) if first else int(later.sum())}
-        varies = varying(target if first else target[later])
-        if not varies.any():
-            rows.append({**row, "value": None, "note": DOES_NOT_VARY})
-            continue
-        ends = percentiles(values[1:], (drawn.everywhere if first else drawn.later)[1:])
-        row |= estimate(values[0], *ends)
-        rows.append(row if metric == "r2_weighted" else with_note(row, _constant_note(varies)))
-    return rows
+
+    def __init__(self, values: Float[ndarray, "N D"], drawn: Resamples) -> None:
+        """Takes the site's activations, and resamples of the examples."""
+        self._everywhere = Resampled(values, drawn.everywhere)
+        self._later = Resampled(values[drawn.is_later], drawn.later)
+        self._is_later = drawn.is_later
+
+    def rows(self, label: Row, predicted: Float[ndarray, "N D"]) -> list[Row]:
+        """Returns the rows of one prediction.
+
+        Metrics: `r2` (uniform mean over the coordinates, as in Din et al.),
+          `r2_weighted` (by the coordinates' variances), `r2_no_outliers` (uniform,
+          coordinates of outlying variance left out), `r2_no_first` (uniform, examples
+          at position 0 left out). The value is None, with a note, where no coordinate
+          of the target varies.
+        """
+        scores = self._everywhere.r2(predicted)
+        if self._is_later.any():
+            scores["r2_no_first"] = self._later.r2(predicted[self._is_later])["r2"]
+        rows: list[Row] = []
+        for metric, values in scores.items():
+            seen = self._later if metric == "r2_no_first" else self._everywhere
+            row = {**label, "metric": metric, "n": len(seen.target)}
+            if not seen.varies.any():
+                rows.append({**row, "value": None, "note": DOES_NOT_VARY})
+                continue
+            row |= estimate(values[0], *percentiles(values[1:], seen.counts[1:]))
+            note = None if metric == "r2_weighted" else _constant_note(seen.varies)
+            rows.append(with_note(row, note))
+        return rows
 
 
 def _constant_note(varies: Bool[ndarray, " D"]) -> str | None:

@@ -626,8 +626,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/r2.py",
-        "varies = varying(target if first else target[later])",
-        "varies = varying(target)",
+        "seen.varies)\n            rows.append(with_note(row, note))",
+        "self._everywhere.varies)\n            rows.append(with_note(row, note))",
         "constant coordinates behind the first position are not told of",
         "test_counts.py test_wiring_units.py",
     ),

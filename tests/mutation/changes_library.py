@@ -46,8 +46,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/r2.py",
-        "ends = percentiles(values[1:], (drawn.everywhere if first else drawn.later)[1:])",
-        "ends = percentiles(values[:100], (drawn.everywhere if first else drawn.later)[:100])",
+        "percentiles(values[1:], seen.counts[1:])",
+        "percentiles(values[:100], seen.counts[:100])",
         "r2: the first hundred resamples, the data itself among them",
         "test_intervals.py",
     ),
@@ -180,8 +180,8 @@ CHANGES = [
     ),
     Change(
         "jmat/metrics/r2.py",
-        "np.square(counts @ centred) / counts.sum(1, keepdims=True)",
-        "np.square(counts @ centred) / len(target)",
+        "np.square(self.counts @ centred) / self.counts.sum(1, keepdims=True)",
+        "np.square(self.counts @ centred) / len(self.target)",
         "r2: a resample's own size ignored",
         "test_intervals.py",
     ),
@@ -539,8 +539,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/r2.py",
-        '"n": len(target) if first else int(later.sum())',
-        '"n": len(target)',
+        '"n": len(seen.target)',
+        '"n": len(self._everywhere.target)',
         "r2_no_first: n counts first positions",
         "test_r2.py",
     ),

@@ -26,8 +26,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/r2.py",
-        'resampled_r2(target[later], predicted[later], drawn.later)["r2"]',
-        'resampled_r2(target[~later], predicted[~later], drawn.everywhere[:, ~later])["r2"]',
+        "Resampled(values[drawn.is_later], drawn.later)",
+        "Resampled(values[~drawn.is_later], drawn.everywhere[:, ~drawn.is_later])",
         "r2 without the first position is that of the first position",
         "test_r2.py test_intervals.py test_wiring_jumps.py",
     ),

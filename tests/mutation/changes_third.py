@@ -897,7 +897,7 @@ _THIRD = [
     ),
     Change(
         "jmat/metrics/r2.py",
-        '"r2_no_outliers": usual.mean(1),',
+        '"r2_no_outliers": each[:, self._usual].mean(1),',
         '"r2_no_outliers": each.mean(1),',
         "r2_no_outliers counts outliers",
         "test_r2.py",

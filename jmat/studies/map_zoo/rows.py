@@ -15,7 +15,7 @@ from jmat.maps.compact import Map
 from jmat.maps.costs import map_cost
 from jmat.maps.kinds import MAT
 from jmat.metrics.bootstrap import bootstrap_mean, percentiles
-from jmat.metrics.r2 import resampled_r2, varying
+from jmat.metrics.r2 import Resampled, varying
 from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, estimate
 from jmat.report.rows import Row
 from jmat.studies.evaluation import METRICS
@@ -37,10 +37,10 @@ def r2_scores(
     maps: Mapping[tuple[str, int], Map], streams: Sequence[Float[ndarray, "N D"]], drawn: Resamples
 ) -> dict[tuple[str, int], dict[str, Float[ndarray, " S"]]]:
     """Returns r2 of every map under every resample; the first is the data itself."""
-    scores = {}
+    scores, target = {}, Resampled(streams[-1], drawn.everywhere)
     for (kind, layer), stand_in in maps.items():
         predicted = np.broadcast_to(np.asarray(stand_in(streams[layer])), streams[-1].shape)
-        all_scores = resampled_r2(streams[-1], predicted, drawn.everywhere)
+        all_scores = target.r2(predicted)
         scores[kind, layer] = {metric: all_scores[metric] for metric in R2}
     return scores
 

@@ -25,7 +25,7 @@ from jmat.models.sites import SUBMODULES, Site, gather, stream_sites
 from jmat.report.rows import Row
 from jmat.runtime.mesh import local_mesh, place, replicate
 from jmat.runtime.progress import track
-from jmat.studies.r2 import Resamples, pair_rows
+from jmat.studies.r2 import Resamples, Target
 
 # What the paper replaces together, by the name of the resulting shortcut.
 ABLATIONS: dict[str, tuple[str, ...]] = {
@@ -119,7 +119,8 @@ def part_r2_rows(
     for (part, i), linear in maps.items():
         site = f"block.{i}.{part}"
         predicted = np.asarray(linear(acts[f"{site}.in"]))
-        rows += pair_rows({"map": part, "layer": i, "target": i}, acts[site], predicted, drawn)
+        label: Row = {"map": part, "layer": i, "target": i}
+        rows += Target(acts[site], drawn).rows(label, predicted)
     return rows
 
 
