@@ -18,6 +18,7 @@ from absl import flags
 
 from experiments import cli, common, figure_flags, fit_flags
 from jmat.maps.files import MAPS_FILES
+from jmat.maps.weighting import EQUAL, WEIGHTS
 from jmat.studies import map_zoo
 
 flags.adopt_module_key_flags(common)
@@ -25,6 +26,14 @@ flags.adopt_module_key_flags(figure_flags)
 flags.adopt_module_key_flags(fit_flags)
 flags.DEFINE_list(
     "kinds", map_zoo.KINDS, "Kinds of maps, such as mat,ridge:1e-2,rank:64,rank:64+int8."
+)
+flags.DEFINE_enum(
+    "weights",
+    EQUAL,
+    WEIGHTS,
+    "Weights of the tokens in closed forms. norms: 1 / (|x| |y|), which keeps a few large "
+    "activations from ruling the fit. cosine: those of the largest mean cosine with the target, "
+    "found in three rounds. Both store activations.",
 )
 flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
 flags.DEFINE_bool(

@@ -17,8 +17,9 @@ from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import head_metric
 from jmat.maps.plain import SOLVERS, plain_lstsq
-from jmat.maps.regression import Regression, pair_moments
+from jmat.maps.regression import Regression
 from jmat.maps.types import Linear
+from jmat.maps.weighting import EQUAL, WEIGHTS, weigh, weighed_moments
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import check_names, stream_sites, width
 from jmat.runtime.checks import check_choice, check_flag, check_seed, whole
@@ -62,6 +63,7 @@ def fit_map(
     intercept: bool = False,
     kind: str = MAT,
     solver: str = "qr",
+    weights: str = EQUAL,
     progress: str | None = None,
 ) -> Fit:
     """Fits the map that predicts one site from another best; by default a linear one,
@@ -85,6 +87,8 @@ def fit_map(
         (`jmat.maps.kinds`).
       solver: `qr`, or `lstsq` for `jnp.linalg.lstsq(x, y, rcond=0)`, of the kinds
         `mat` and `affine`.
+      weights: of the tokens in a closed form: `equal`, `norms` or `cosine`
+        (`jmat.maps.weighting`).
       progress: label of the progress bar; by default none is shown.
 
     Raises:
@@ -107,21 +111,23 @@ def fit_map(
     wanted = parse_kind(kind)
     sites = [_site(name, model) for name in (source, target)]
     _check_kind(wanted, model, sites, intercept, solver)
+    _check_weights(weights, wanted, solver)
     split = _positions(model, inputs, tokenizer, tokens, seed)
     acts = capture(model, split, dict.fromkeys(sites), progress=progress)
     X, Y = (acts[site] for site in sites)
-    if wanted.name in (MAT, AFFINE):
+    fitted = dataclasses.replace(wanted, name=AFFINE) if intercept else wanted
+    if fitted.name in (MAT, AFFINE) and weights == EQUAL:
         solve = lstsq if solver == "qr" else plain_lstsq
-        solution = solve(X, Y, intercept=intercept or wanted.name == AFFINE)
+        solution = solve(X, Y, intercept=fitted.name == AFFINE)
         linear = Linear(solution.weights, solution.bias)
         return Fit(
             quantised(linear) if wanted.int8 else linear, solution, sites[0], sites[1], str(wanted)
         )
     metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head and wanted.entry.fit else None
-    pair = Regression(pair_moments(X, Y), metric)
+    pair = Regression(weighed_moments(X, weigh(weights, X, Y)), metric)
     is_trained = wanted.entry.train is not None
     stand_in = (
-        train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(wanted, pair)
+        train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(fitted, pair)
     )
     return Fit(stand_in, pair.solution(), sites[0], sites[1], str(wanted))
 
@@ -147,6 +153,17 @@ def _check_kind(
             f"kind {str(kind)!r} leads to the final stream of a model with a head, not to "
             f"{sites[1]}."
         )
+
+
+def _check_weights(weights: str, kind: Kind, solver: str) -> None:
+    """Raises ValueError for weights that a kind, or a solver, does not have."""
+    check_choice("weights", weights, WEIGHTS)
+    if weights == EQUAL:
+        return
+    if solver != "qr":
+        raise ValueError(f"weights={weights!r} has a solver of its own: leave out {solver!r}.")
+    if kind.entry.fit is None:
+        raise ValueError(f"weights={weights!r} is of closed forms; kind {str(kind)!r} is trained.")
 
 
 def _positions(

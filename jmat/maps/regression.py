@@ -33,10 +33,12 @@ _EPS32 = float(np.finfo(np.float32).eps)
 
 @float64()
 def pair_moments(
-    source: Float[Array | ndarray, "N D"], target: Float[Array | ndarray, "N E"]
+    source: Float[Array | ndarray, "N D"],
+    target: Float[Array | ndarray, "N E"],
+    weights: Float[ndarray, " N"] | None = None,
 ) -> Moments:
     """Returns the moments of stored activations, whose sites are called `source` and
-    `target`.
+    `target`; `weights` of the tokens are 1 by default.
 
     numpy multiplies: on a CPU its products of float64, by BLAS, take a third of the
     time of XLA's.
@@ -50,11 +52,19 @@ def pair_moments(
         # so many rows, as float64, fit a processor's cache
         for start in range(0, len(source), _ROWS):
             x, y = (acts[site][start : start + _ROWS] - shift[site] for site in (SOURCE, TARGET))
-            own += x.T @ x
-            cross += x.T @ y
-            squares += np.einsum("nd,nd->d", y, y)
-            sums = {SOURCE: sums[SOURCE] + x.sum(0), TARGET: sums[TARGET] + y.sum(0)}
-    count = dict.fromkeys(acts, np.float64(len(source)))
+            weighed_x, weighed_y = x, y
+            if weights is not None:
+                w = weights[start : start + _ROWS, None]
+                weighed_x, weighed_y = w * x, w * y
+            own += weighed_x.T @ x
+            cross += weighed_x.T @ y
+            squares += np.einsum("nd,nd->d", weighed_y, y)
+            sums = {
+                SOURCE: sums[SOURCE] + weighed_x.sum(0),
+                TARGET: sums[TARGET] + weighed_y.sum(0),
+            }
+    total = len(source) if weights is None else weights.sum()
+    count = dict.fromkeys(acts, np.float64(total))
     by_site = {SOURCE: np.diag(own), TARGET: squares}
     held = Moments(count, shift, sums, by_site, {SOURCE: own}, {SOURCE: {TARGET: cross}})  # type: ignore[arg-type, dict-item]
     return jax.tree.map(jnp.asarray, held)

@@ -13,7 +13,8 @@ from jmat.maps.compact import Map, quantised
 from jmat.maps.kinds import Kind, fit_kind, train_kind
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import Metric, head_metric
-from jmat.maps.regression import SOURCE, Regression, one_pair, pair_moments, pooled
+from jmat.maps.regression import SOURCE, Regression, one_pair, pooled
+from jmat.maps.weighting import EQUAL, weigh, weighed_moments
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime.progress import track
@@ -42,6 +43,7 @@ def fit_zoo(
     kinds: Sequence[Kind],
     layers: Sequence[int],
     *,
+    weights: str = EQUAL,
     seed: int = 0,
     progress: str | None = None,
 ) -> Fits:
@@ -53,11 +55,12 @@ def fit_zoo(
       statistics: h_0 .. h_L at the same tokens, or the moments of their pairs with h_L.
       kinds: kinds of maps; those in int8 are rounded from the exact ones.
       layers: source layers.
+      weights: of the tokens in closed forms (`jmat.maps.weighting`).
       seed: order of the tokens that a kind is trained on.
       progress: what the progress bar says; None shows none.
 
     Raises:
-      ValueError: a kind is trained, and there are moments alone.
+      ValueError: a kind is trained, or tokens are weighed, and there are moments alone.
     """
     exact = list(dict.fromkeys(kind.exact for kind in kinds))
     closed = [kind for kind in exact if kind.entry.fit is not None]
@@ -71,7 +74,7 @@ def fit_zoo(
     )
 
     def work(layer: int) -> tuple[Moments, list[Map]]:
-        pair = Regression(layer_moments(model, statistics, layer), metric)
+        pair = Regression(layer_moments(model, statistics, layer, weights), metric)
         return pair.moments, [fit_kind(kind, pair) for kind in own]
 
     fitted: dict[tuple[Kind, int], Map] = {}
@@ -121,6 +124,7 @@ def fit_seconds(
     kinds: Sequence[Kind],
     layers: Sequence[int],
     *,
+    weights: str = EQUAL,
     seed: int = 0,
 ) -> dict[str, float]:
     """Returns the seconds that each kind takes for one layer alone, from its moments,
@@ -133,7 +137,7 @@ def fit_seconds(
     metric = (
         _metric(model, statistics, layer) if any(kind.entry.needs_head for kind in kinds) else None
     )
-    moments = layer_moments(model, statistics, layer)
+    moments = layer_moments(model, statistics, layer, weights)
 
     def timed(kind: Kind) -> float:
         began = time.perf_counter()
@@ -149,12 +153,17 @@ def fit_seconds(
     }
 
 
-def layer_moments(model: Transformer, statistics: Streams | Moments, layer: int) -> Moments:
+def layer_moments(
+    model: Transformer, statistics: Streams | Moments, layer: int, weights: str = EQUAL
+) -> Moments:
     """Returns the moments of a layer with the final one."""
     if isinstance(statistics, Moments):
+        if weights != EQUAL:
+            raise ValueError(f"weights={weights!r} needs stored activations; there are moments.")
         sites = stream_sites(model.config.layers)
         return one_pair(statistics, sites[layer], sites[-1])
-    return pair_moments(statistics[layer], statistics[-1])
+    source = statistics[layer]
+    return weighed_moments(source, weigh(weights, source, statistics[-1]))
 
 
 def _metric(model: Transformer, statistics: Streams | Moments, layer: int) -> Metric:

@@ -11,6 +11,7 @@ from numpy import ndarray
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, target_tokens
 from jmat.maps.kinds import MAT, parse_kinds
+from jmat.maps.weighting import EQUAL, WEIGHTS
 from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
@@ -19,7 +20,8 @@ from jmat.report.notes import noted
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
-from jmat.runtime.checks import chosen_layers
+from jmat.runtime.annotations import Keywords
+from jmat.runtime.checks import check_choice, chosen_layers
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.fitting import FitSettings, read_statistics
 from jmat.studies.map_zoo.fits import fit_seconds, fit_zoo
@@ -52,16 +54,24 @@ class Options(FitSettings):
       kinds: kinds of maps, such as `mat`, `ridge:1e-2` or `rank:64+int8`
         (`jmat.maps.kinds`).
       layers: source layers, of 0 .. L − 1; none: all.
+      weights: of the tokens in closed forms: `equal`, `norms` or `cosine`
+        (`jmat.maps.weighting`).
       clock: also time the fit of each kind; then two runs differ in these rows.
     """
 
     kinds: Sequence[str] = tuple(KINDS)
     layers: Sequence[int | str] = ()
+    weights: str = EQUAL
     clock: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
+        check_choice("weights", self.weights, WEIGHTS)
+        if self.weights != EQUAL and self.route == "streaming":
+            raise ValueError(
+                f"weights={self.weights!r} needs stored activations: leave out route='streaming'."
+            )
         trained = [kind for kind in parse_kinds(self.kinds) if kind.entry.train is not None]
         if trained and self.route == "streaming":
             raise ValueError(
@@ -127,11 +137,13 @@ def run(
     options.check(model.config)
     L, held_out = model.config.layers, subject.examples.eval
     kinds, layers = parse_kinds(options.kinds), chosen_layers(options.layers, L - 1)
-    if options.route == "auto" and any(kind.entry.train is not None for kind in kinds):
+    is_trained = any(kind.entry.train is not None for kind in kinds)
+    if options.route == "auto" and (is_trained or options.weights != EQUAL):
         options = dataclasses.replace(options, route="memory")
     statistics, seed = read_statistics(subject, options, "final"), options.seed
-    fits = fit_zoo(model, statistics, kinds, layers, seed=seed, progress=subject.bar("fit"))
-    seconds = fit_seconds(model, statistics, kinds, layers, seed=seed) if options.clock else {}
+    fitting: Keywords = {"weights": options.weights, "seed": seed}
+    fits = fit_zoo(model, statistics, kinds, layers, progress=subject.bar("fit"), **fitting)
+    seconds = fit_seconds(model, statistics, kinds, layers, **fitting) if options.clock else {}
     del statistics
     streams = subject.streams("eval")
     targets = target_tokens(held_out, masked=not model.config.causal)
