@@ -31,7 +31,13 @@ flags.DEFINE_enum(
     layer_jump.TARGETS,
     "Fit and save maps to all later layers, or only to the final one (less memory).",
 )
-WRITES = (layer_jump.FIGURE, *MAPS_FILES, common.SNAPSHOTS)
+flags.DEFINE_bool(
+    "then_run",
+    False,
+    "Also evaluate jumps from every layer to every layer but the last, behind which the other "
+    "blocks run. The time grows with the cube of the number of layers.",
+)
+WRITES = (layer_jump.FIGURE, layer_jump.PAIRS, *MAPS_FILES, common.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:

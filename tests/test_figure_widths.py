@@ -14,7 +14,7 @@ from jmat.report import results as module
 from jmat.report.axes import LayerLocator
 from jmat.report.compare import compare
 from jmat.report.drawing import BAND, Layout, Panel, draw
-from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
+from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_layer_pairs
 from jmat.report.results import Results
 from jmat.report.saving import save_figure
 from jmat.report.style import WIDTHS
@@ -63,8 +63,8 @@ ERRORS = [
 PLOTS = {
     "layers": (plot_layer_jump, LAYERS),
     "a few layers": (plot_layer_jump, JUMPS),
-    "pairs": (plot_r2, PAIRS),
-    "pairs of a deep model": (plot_r2, DEEP_PAIRS),
+    "pairs": (plot_layer_pairs, PAIRS),
+    "pairs of a deep model": (plot_layer_pairs, DEEP_PAIRS),
     "exits": (plot_early_exit, EXITS),
     "pruned": (plot_prune, PRUNED),
     "corpora": (travel_plots.plot_pairs, CROSS),
@@ -180,7 +180,7 @@ def test_the_last_layer_has_a_tick_and_every_layer_that_fits():
     assert [len(ticks(figure.axes[0].xaxis)) for figure in (page, few)] == [DEEP + 1, 4]
     assert ticks(column.axes[0].xaxis)[-1] == "32"
     assert isinstance(column.axes[0].xaxis.get_major_locator(), LayerLocator)
-    deep = plot_r2(content(DEEP_PAIRS), width="column")
+    deep = plot_layer_pairs(content(DEEP_PAIRS), width="column")
     assert [ticks(axis)[-1] for axis in (deep.axes[0].xaxis, deep.axes[0].yaxis)] == ["32", "31"]
 
 
@@ -322,7 +322,7 @@ def test_runs_stand_side_by_side_on_one_scale():
     assert max(one.lines[0].get_ydata()) < max(two.lines[0].get_ydata())
     check_printed(figure)
     assert len(compare([results()] * 3, width="column").axes) == 3 * len(METRICS)
-    maps = compare([content(PAIRS)] * 2, plot_r2, names=["one", "$two"], panels=["mat"])
+    maps = compare([content(PAIRS)] * 2, plot_layer_pairs, names=["one", "$two"], panels=["mat"])
     assert [ax.get_title() for ax in maps.axes[:2]] == ["one\nlinear map", "\\$two\nlinear map"]
     assert len(maps.axes) == 3  # one colour bar
     check_printed(maps)

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from jmat.models.sites import SUBMODULES
 from jmat.report.names import METHODS, PARTS, PROBES, STREAMS, metric_name, readable
-from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_r2
+from jmat.report.plots import plot_by_layer, plot_early_exit, plot_layer_jump, plot_layer_pairs
 from jmat.report.saving import save_figure
 from jmat.studies.cross_corpus import plots as travel_plots
 from jmat.studies.cross_corpus import rows as travel
@@ -320,7 +320,7 @@ def test_rows_without_intervals_values_or_of_single_heads(saved):
 
 
 def test_r2_heat_maps_hold_every_pair(saved):
-    figure = saved(plot_r2, R2)
+    figure = saved(plot_layer_pairs, R2)
     for panel, name in zip(figure.axes, ("mat", "id"), strict=False):
         assert (panel.get_title(), panel.get_xlabel()) == (
             readable(name, STREAMS),
@@ -342,7 +342,7 @@ def test_heat_maps_say_what_is_below_zero_and_are_of_the_metric_asked_for(saved)
     rows = [
         {**row, "value": -3.25 if row["target"] == 1 else -99.0, "metric": "other"} for row in R2
     ] + R2
-    panel = saved(plot_r2, rows, metric="other").axes[0]
+    panel = saved(plot_layer_pairs, rows, metric="other").axes[0]
     assert digits(panel)[0, 0] == "−3.25"
     assert digits(panel)[1, 2] == "< −10"
     assert panel.images[0].get_array()[0, 0] == 0
@@ -534,7 +534,7 @@ def test_maps_that_travel(saved):
     ("plot", "message"),
     [
         (plot_layer_jump, "no rows by layer for precision@1"),
-        (plot_r2, "no rows of r2"),
+        (plot_layer_pairs, "no rows of r2"),
         (plot_early_exit, "no early-exit rows"),
         (plot_prune, "nothing to draw"),
     ],

@@ -129,7 +129,7 @@ LINEARITY = {"linearity.png", "geometry.png", "errors.png", SNAPSHOTS}
 # Script and flags → what it writes beside results.json, the flags that may name files, whether it
 # needs a head, and whether several processes may run it.
 CLAIMS = [
-    ("layer_jump", {}, {"layer_jump.png", *MAPS, SNAPSHOTS}, (), True, True),
+    ("layer_jump", {}, {"layer_jump.png", "layer_jump_pairs.png", *MAPS, SNAPSHOTS}, (), True, True),
     ("r2", {}, {"r2.png", *MAPS, SNAPSHOTS}, (), False, True),
     ("submodule_ablation", {}, {"submodule_ablation.png", *MAPS}, (), True, True),
     ("early_exit", {}, {"early_exit.png", *MAPS}, (), True, True),

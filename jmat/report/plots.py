@@ -111,15 +111,15 @@ def _layer_panel(
     return Panel(fill, keys, scale="share" if is_share(metric) else "")
 
 
-def plot_r2(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
-    """Draws a heat map a map: source layer i down, target j across, r2 in colour and,
-    if it fits, in digits.
+def plot_layer_pairs(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
+    """Draws a heat map a map: source layer i down, target j across, a metric in colour
+    and, if it fits, in digits.
 
     The panels are called `mat` and `id`.
 
     Args:
       results: what results.json holds.
-      metric: what is drawn, in place of r2.
+      metric: what is drawn, `r2` or a share.
       drawing: see `Drawing`.
 
     Raises:
@@ -128,7 +128,7 @@ def plot_r2(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing])
     rows = [
         row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")
     ]
-    rows = [row for row in rows if row["value"] is not None]
+    rows = [row for row in rows if row["value"] is not None and row["layer"] < row["target"]]
     if not rows:
         raise NothingToDrawError(f"no rows of {metric} for mat or id: nothing to draw")
     names = [name for name in ("mat", "id") if any(row["map"] == name for row in rows)]
@@ -137,7 +137,9 @@ def plot_r2(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing])
     for row in rows:
         grids[row["map"]][row["layer"], row["target"] - 1] = row["value"]
     side = float(np.clip(0.4 * L, 3.0, 5.5))
-    bar = f"{metric_name(metric)} (negative values shown as 0)"
+    bar = metric_name(metric)
+    if not metric.startswith("precision@"):
+        bar += " (negative values shown as 0)"
     layout = Layout(panel=(side + 0.4, side + 0.75), narrowest=2.4, ratio=1.05, colour_bar=bar)
     return draw({name: _pair_panel(name, grid) for name, grid in grids.items()}, layout, **drawing)
 

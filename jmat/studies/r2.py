@@ -24,7 +24,7 @@ from jmat.models.family import Transformer
 from jmat.report.drawing import Drawing, titled
 from jmat.report.names import model_name
 from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
-from jmat.report.plots import plot_r2
+from jmat.report.plots import plot_layer_pairs
 from jmat.report.results import Results
 from jmat.report.rows import Content, Row
 from jmat.report.tables import format_table
@@ -94,7 +94,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws heat maps of r2, one a map."""
-    return plot_r2(
+    return plot_layer_pairs(
         results, **titled(drawing, f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$")
     )
 

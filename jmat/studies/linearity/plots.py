@@ -13,7 +13,7 @@ from jmat.models.sites import SUBMODULES
 from jmat.report.axes import layer_axis, plain_log_axis
 from jmat.report.drawing import Drawing, Layout, Look, Panel, draw, key, line, titled
 from jmat.report.names import PARTS, model_name, readable, short_paths
-from jmat.report.plots import plot_r2
+from jmat.report.plots import plot_layer_pairs
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
 from jmat.studies.linearity.rows import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
@@ -242,7 +242,7 @@ def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """
     own: Content = {**results, "rows": own_rows(results["rows"])}
     title = f"{model_name(results)}: linearity of all pairs"
-    return plot_r2(own, metric="linearity_held_out", **titled(drawing, title))
+    return plot_layer_pairs(own, metric="linearity_held_out", **titled(drawing, title))
 
 
 def _by_layer(panel: Axes, rows: Sequence[Row], look: Look, **style: str | float | int) -> None:
