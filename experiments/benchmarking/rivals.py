@@ -98,3 +98,37 @@ def torch_matmul_chain(shapes: Sequence[tuple[int, int, int]], dtype: str) -> Ca
 
     work()
     return work
+
+
+def torch_jacobians(model: Any, tokens: Any, skip_first: int = 16) -> Any:
+    """Mean Jacobians of h_L by h_0 .. h_{L−1} for one prompt, [L, D, D]: a backward
+    pass for each coordinate.
+
+    `model` is a causal one of transformers, `tokens` its ids [1, T]. Blocks run inside
+    the model: called by itself, a block of transformers 5 without a mask is not causal.
+    """
+    import torch
+
+    blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    streams: list[Any] = []
+
+    def enter(block: Any, given: Any, named: Any) -> Any:
+        streams.append(given[0].detach().requires_grad_())
+        return (streams[0], *given[1:]), named
+
+    def leave(block: Any, given: Any, out: Any) -> None:
+        streams.append(out[0] if isinstance(out, tuple) else out)
+
+    hooks = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
+    hooks += [block.register_forward_hook(leave) for block in blocks]
+    model.requires_grad_(False)(tokens, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    *sources, final = streams
+    counted = slice(skip_first, tokens.shape[1] - 1)
+    summed = final[0, counted].sum(0)
+    J = torch.empty(len(sources), len(summed), len(summed))
+    for i in range(len(summed)):
+        for l, gradient in enumerate(torch.autograd.grad(summed[i], sources, retain_graph=True)):
+            J[l, i] = gradient[0, counted].mean(0)
+    return J
