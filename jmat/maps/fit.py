@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 
 from jmat.capture.activations import capture
+from jmat.capture.pullback import check_sites
 from jmat.capture.reading import mask_token_of, predictions_in
 from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split, mask_positions
 from jmat.data.reading import every_token
 from jmat.maps.compact import Map, quantised
-from jmat.maps.kinds import AFFINE, MAT, Kind, fit_kind, parse_kind, train_kind
+from jmat.maps.jacobian import Jacobian, mean_jacobians
+from jmat.maps.kinds import AFFINE, MAT, Kind, derive_kind, fit_kind, parse_kind, train_kind
 from jmat.maps.least_squares import Solution, lstsq
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import head_metric
@@ -38,6 +40,8 @@ class Fit:
       source: site that the map reads.
       target: site that it predicts.
       kind: of the map, such as `mat` or `rank:64`.
+      jacobian: the mean Jacobian of which a kind is derived, with its error; None for
+        other kinds.
     """
 
     map: Map
@@ -45,9 +49,12 @@ class Fit:
     source: str
     target: str
     kind: str = MAT
+    jacobian: Jacobian | None = None
 
     def __repr__(self) -> str:
         name = "Linear map" if self.kind == MAT else f"Map {self.kind}"
+        if self.jacobian is not None:
+            return f"{name}: {self.jacobian!r}"
         return f"{name} from {self.source} to {self.target}: {self.solution.describe()}"
 
 
@@ -80,8 +87,9 @@ def fit_map(
       tokens: which tokens of texts are fitted on. `predicted`: those at which the model
         predicts, as in `jmat.evaluate`: every token for a causal model; for a masked
         one, one of each text under its mask, drawn by `seed`. `all`: every token,
-        unmasked.
-      seed: draws the masked positions, and the order in which a kind is trained.
+        unmasked. Kinds such as `jacobian` read texts whole, as prompts.
+      seed: draws the masked positions, and the order in which a kind is trained, or in
+        which prompts are read.
       intercept: fit `y = x @ W + b` instead of `y = x @ W`, as `kind="affine"` does.
       kind: of the map, such as `ridge:1e-2`, `rank:64`, `diag` or `mat+int8`
         (`jmat.maps.kinds`).
@@ -112,6 +120,18 @@ def fit_map(
     sites = [_site(name, model) for name in (source, target)]
     _check_kind(wanted, model, sites, intercept, solver)
     _check_weights(weights, wanted, solver)
+    found = None
+    if wanted.entry.derive is not None:
+        found = mean_jacobians(
+            model,
+            inputs,
+            sites[:1],
+            sites[1],
+            tokenizer=tokenizer,
+            error=wanted.wanted_error,
+            seed=seed,
+            progress=progress,
+        )[sites[0]]
     split = _positions(model, inputs, tokenizer, tokens, seed)
     acts = capture(model, split, dict.fromkeys(sites), progress=progress)
     X, Y = (acts[site] for site in sites)
@@ -125,11 +145,13 @@ def fit_map(
         )
     metric = head_metric(model, Y.mean(0)) if wanted.entry.needs_head and wanted.entry.fit else None
     pair = Regression(weighed_moments(X, weigh(weights, X, Y)), metric)
-    is_trained = wanted.entry.train is not None
-    stand_in = (
-        train_kind(wanted, Lesson(model, X, Y, seed=seed)) if is_trained else fit_kind(fitted, pair)
-    )
-    return Fit(stand_in, pair.solution(), sites[0], sites[1], str(wanted))
+    if found is not None:
+        stand_in = derive_kind(wanted, found, pair)
+    elif wanted.entry.train is not None:
+        stand_in = train_kind(wanted, Lesson(model, X, Y, seed=seed))
+    else:
+        stand_in = fit_kind(fitted, pair)
+    return Fit(stand_in, pair.solution(), sites[0], sites[1], str(wanted), found)
 
 
 def _check_kind(
@@ -142,6 +164,8 @@ def _check_kind(
         raise ValueError(f"intercept=True makes {AFFINE} of {MAT}; kind {str(kind)!r} has its own.")
     if solver != "qr" and kind.name not in (MAT, AFFINE):
         raise ValueError(f"solver={solver!r} fits the kinds {MAT} and {AFFINE}, not {str(kind)!r}.")
+    if kind.entry.derive is not None:
+        check_sites(model.config, sites[:1], sites[1])
     if kind.entry.is_pooled:
         raise ValueError(
             f"kind {str(kind)!r} is one map for all layers: jmat.studies.map_zoo fits it."
@@ -163,7 +187,8 @@ def _check_weights(weights: str, kind: Kind, solver: str) -> None:
     if solver != "qr":
         raise ValueError(f"weights={weights!r} has a solver of its own: leave out {solver!r}.")
     if kind.entry.fit is None:
-        raise ValueError(f"weights={weights!r} is of closed forms; kind {str(kind)!r} is trained.")
+        how = "trained" if kind.entry.train else "derived from gradients"
+        raise ValueError(f"weights={weights!r} is of closed forms; kind {str(kind)!r} is {how}.")
 
 
 def _positions(

@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jmat.maps import closed_forms, lens
+from jmat.maps import closed_forms, jacobian, lens
 from jmat.maps.closed_forms import AUTO
 from jmat.maps.compact import Map, quantised
+from jmat.maps.jacobian import ERROR, Jacobian
 from jmat.maps.lens import Lesson
 from jmat.maps.regression import Regression
 from jmat.runtime.checks import check_several
@@ -31,12 +32,14 @@ class Entry:
 
     Attributes:
       fit: returns the map of one pair's moments, given the parameter; None for a kind
-        that is trained.
+        that is trained, or derived from gradients.
       parse: returns the parameter from its text, "" for none; raises ValueError with
         what it expects.
       example: how the kind is written.
       train: returns the map that is trained on stored activations, given the parameter;
-        None for a closed form.
+        None for other kinds.
+      derive: returns the map of a mean Jacobian, given the moments of its pair, too;
+        None for other kinds. The parameter is the relative error that is wanted.
       is_rank: the parameter is a rank, which the width bounds.
       needs_head: the fit reads the model's head.
       is_pooled: one map serves all source layers; it is fitted to the moments of all
@@ -48,6 +51,7 @@ class Entry:
     parse: Callable[[str], Parameter]
     example: str
     train: Callable[[Lesson, Any], Map] | None = None
+    derive: Callable[[Jacobian, Regression], Map] | None = None
     is_rank: bool = False
     needs_head: bool = False
     is_pooled: bool = False
@@ -71,6 +75,19 @@ def _share(text: str) -> float | str:
     if not 0 < share < math.inf:
         raise ValueError("a number above 0, or auto")
     return share
+
+
+def _error(text: str) -> float | None:
+    """Reads a relative error; 0 stands for all the text, nothing for the default."""
+    if not text:
+        return None
+    try:
+        error = float(text)
+    except ValueError:
+        error = math.nan
+    if not 0 <= error < 1:
+        raise ValueError("a relative error of at least 0 and below 1")
+    return error
 
 
 def _whole(text: str) -> int:
@@ -100,6 +117,11 @@ KINDS: dict[str, Entry] = {
     "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_rank=True, is_pooled=True),
     "tuned": Entry(None, _none, "tuned", lens.tuned, needs_head=True),
     "mlp": Entry(None, _whole, "mlp:64", lens.hidden, needs_head=True),
+    "jacobian": Entry(None, _error, "jacobian:0.05", derive=jacobian.lens),
+    "jacobian_no_bias": Entry(
+        None, _error, "jacobian_no_bias:0.05", derive=jacobian.lens_without_bias
+    ),
+    "jacobian_shrunk": Entry(None, _error, "jacobian_shrunk:0.05", derive=jacobian.shrunk_lens),
 }
 
 
@@ -125,6 +147,11 @@ class Kind:
     def entry(self) -> Entry:
         """Returns how maps of this kind are fitted."""
         return KINDS[self.name]
+
+    @property
+    def wanted_error(self) -> float:
+        """Returns the relative error at which a mean Jacobian is good enough."""
+        return self.parameter if isinstance(self.parameter, float) else ERROR
 
     @property
     def exact(self) -> "Kind":
@@ -200,7 +227,9 @@ def fit_kind(kind: Kind, pair: Regression) -> Map:
     kind.check_width(len(pair.x_mean), len(pair.y_mean))
     if kind.entry.fit is None:
         raise ValueError(
-            f"kind {str(kind)!r} is trained on stored activations, not fitted to their moments."
+            f"kind {str(kind)!r} is "
+            + ("trained on stored activations" if kind.entry.train else "derived from gradients")
+            + ", not fitted to moments."
         )
     pair.check()
     stand_in = kind.entry.fit(pair, kind.parameter)
@@ -214,6 +243,24 @@ def train_kind(kind: Kind, lesson: Lesson) -> Map:
       ValueError: the kind has a closed form.
     """
     if kind.entry.train is None:
-        raise ValueError(f"kind {str(kind)!r} has a closed form: fit_kind finds it from moments.")
+        how = "has a closed form: fit_kind finds it" if kind.entry.fit else "is not trained"
+        raise ValueError(f"kind {str(kind)!r} {how}.")
     stand_in = kind.entry.train(lesson, kind.parameter)
+    return quantised(stand_in) if kind.int8 else stand_in
+
+
+def derive_kind(kind: Kind, found: Jacobian, pair: Regression) -> Map:
+    """Returns the map of a kind that is derived from gradients.
+
+    Args:
+      kind: the kind.
+      found: the mean Jacobian of the target by the source.
+      pair: their moments.
+
+    Raises:
+      ValueError: the kind is not derived from gradients.
+    """
+    if kind.entry.derive is None:
+        raise ValueError(f"kind {str(kind)!r} is not derived from gradients.")
+    stand_in = kind.entry.derive(found, pair)
     return quantised(stand_in) if kind.int8 else stand_in

@@ -28,6 +28,8 @@ MAPS = {
     "mse": "map trained on squared error",
     "tuned": "tuned lens",
     "jacobian": "Jacobian lens",
+    "jacobian_no_bias": "Jacobian lens without bias",
+    "jacobian_shrunk": "Jacobian lens, shrunk",
     "mlp": "affine map and hidden layer",
     "mean": "mean of the target",
     "njtc": "low-rank map, standardised",

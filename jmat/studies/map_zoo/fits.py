@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 from jaxtyping import Float
@@ -10,7 +11,8 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments
 from jmat.maps.compact import Map, quantised
-from jmat.maps.kinds import Kind, fit_kind, train_kind
+from jmat.maps.jacobian import Jacobian
+from jmat.maps.kinds import Kind, derive_kind, fit_kind, train_kind
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import Metric, head_metric
 from jmat.maps.regression import SOURCE, Regression, one_pair, pooled
@@ -22,6 +24,7 @@ from jmat.runtime.threads import in_threads
 
 Streams = Sequence[Float[ndarray, "N D"]]
 Maps = dict[tuple[str, int], Map]  # by kind and source layer
+Jacobians = Mapping[float, Mapping[int, Jacobian]]  # by the wanted error, then by source layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,7 @@ def fit_zoo(
     layers: Sequence[int],
     *,
     weights: str = EQUAL,
+    jacobians: Jacobians = MappingProxyType({}),
     seed: int = 0,
     progress: str | None = None,
 ) -> Fits:
@@ -56,6 +60,7 @@ def fit_zoo(
       kinds: kinds of maps; those in int8 are rounded from the exact ones.
       layers: source layers.
       weights: of the tokens in closed forms (`jmat.maps.weighting`).
+      jacobians: of the final layer, for kinds that are derived from them.
       seed: order of the tokens that a kind is trained on.
       progress: what the progress bar says; None shows none.
 
@@ -73,16 +78,22 @@ def fit_zoo(
         else None
     )
 
+    derived = [kind for kind in exact if kind.entry.derive is not None]
+
     def work(layer: int) -> tuple[Moments, list[Map]]:
         pair = Regression(layer_moments(model, statistics, layer, weights), metric)
-        return pair.moments, [fit_kind(kind, pair) for kind in own]
+        maps = [fit_kind(kind, pair) for kind in own]
+        maps += [derive_kind(kind, jacobians[kind.wanted_error][layer], pair) for kind in derived]
+        return pair.moments, maps
 
     fitted: dict[tuple[Kind, int], Map] = {}
     together: list[Moments] = []
     for layer, (moments, maps) in zip(
         layers, track(in_threads(work, layers), progress, total=len(layers)), strict=True
     ):
-        fitted |= {(kind, layer): stand_in for kind, stand_in in zip(own, maps, strict=True)}
+        fitted |= {
+            (kind, layer): stand_in for kind, stand_in in zip([*own, *derived], maps, strict=True)
+        }
         together = [pooled([*together, moments])] if pool else [moments]
     pair = Regression(together[0], metric)
     for kind in pool:
@@ -128,7 +139,7 @@ def fit_seconds(
     seed: int = 0,
 ) -> dict[str, float]:
     """Returns the seconds that each kind takes for one layer alone, from its moments,
-    or in training.
+    or in training; none of those that are derived from gradients.
 
     The layer is the middle one. The first fit, which compiles, is not timed. A pooled
     kind is timed on the moments of one layer, too.
@@ -150,6 +161,7 @@ def fit_seconds(
     return {
         str(kind): min(timed(kind) for _ in range(3 if kind.entry.train is None else 1))
         for kind in kinds
+        if kind.entry.derive is None
     }
 
 

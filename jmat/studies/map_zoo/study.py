@@ -25,6 +25,7 @@ from jmat.runtime.checks import check_choice, chosen_layers
 from jmat.studies.evaluation import evaluate, metric_rows
 from jmat.studies.fitting import FitSettings, read_statistics
 from jmat.studies.map_zoo.fits import fit_seconds, fit_zoo
+from jmat.studies.map_zoo.jacobians import jacobian_rows, read_jacobians
 from jmat.studies.map_zoo.plots import plot_bytes, plot_layers
 from jmat.studies.map_zoo.rows import (
     COSTS,
@@ -140,10 +141,14 @@ def run(
     is_trained = any(kind.entry.train is not None for kind in kinds)
     if options.route == "auto" and (is_trained or options.weights != EQUAL):
         options = dataclasses.replace(options, route="memory")
+    jacobians, passes = read_jacobians(subject, options, kinds, layers)
     statistics, seed = read_statistics(subject, options, "final"), options.seed
     fitting: Keywords = {"weights": options.weights, "seed": seed}
-    fits = fit_zoo(model, statistics, kinds, layers, progress=subject.bar("fit"), **fitting)
-    seconds = fit_seconds(model, statistics, kinds, layers, **fitting) if options.clock else {}
+    bar = subject.bar("fit")
+    fits = fit_zoo(model, statistics, kinds, layers, jacobians=jacobians, progress=bar, **fitting)
+    seconds = {}
+    if options.clock:
+        seconds = fit_seconds(model, statistics, kinds, layers, **fitting) | passes
     del statistics
     streams = subject.streams("eval")
     targets = target_tokens(held_out, masked=not model.config.causal)
@@ -166,6 +171,7 @@ def run(
     rows += r2_rows(r2_scores(fits.maps, streams, drawn), streams[L], drawn, L)
     block = float(block_flops(model.config, 1, _context(held_out, model.config)))
     rows += cost_rows(fits.maps, L, n_fit=fits.n, block=block, seconds=seconds)
+    rows += jacobian_rows(jacobians, kinds, L)
     named = {f"{kind}.{layer}.{L}": stand_in for (kind, layer), stand_in in fits.maps.items()}
     figures = {LAYERS: plot_layers, BYTES: plot_bytes}
     return report(
@@ -192,5 +198,15 @@ def table(rows: Sequence[Row]) -> str:
     spent = format_table(means, index="map", columns=("metric",), metrics=costs)
     by_layer = format_table(rows, index="layer", columns=("metric", "map"), metrics=("kl",))
     best = f"No kind is both smaller and better than one of these: {', '.join(front(rows))}."
+    derived = [row for row in rows if row["metric"] == "relative_error"]
+    if derived:
+        columns = format_table(
+            derived,
+            index="layer",
+            columns=("metric", "map"),
+            metrics=("relative_error",),
+            intervals=True,
+        )
+        by_layer = f"{by_layer}\n\n{columns}"
     heading = f"means over layers; {difference('kl')} is the paired difference from {MAT}"
     return f"{heading}\n{kinds}\n\n{spent}\n\n{best}\n\n{by_layer}"
