@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jmat.capture.activations import capture
 from jmat.checkpoint.load import load
 from jmat.data.reading import encode
+from jmat.decode.generate import generate
 from jmat.forward import logits, run
 from jmat.maps.fit import fit_map
 from jmat.maps.sharing import load_maps, save_maps
@@ -37,6 +38,7 @@ __all__ = [
     "encode",
     "evaluate",
     "fit_map",
+    "generate",
     "load",
     "load_maps",
     "logits",

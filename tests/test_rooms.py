@@ -7,8 +7,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Each room may import those before it.
-ROOMS = ("runtime", "metrics", "data", "models", "forward", "checkpoint", "capture", "maps", "training", "report",
-         "studies")  # fmt: skip
+ROOMS = ("runtime", "metrics", "data", "models", "forward", "checkpoint", "capture", "maps", "training", "decode",
+         "report", "studies")  # fmt: skip
 
 
 def imported(path: pathlib.Path) -> set[str]:

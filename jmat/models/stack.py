@@ -140,13 +140,18 @@ def unembed(
 ) -> Float[Array, "*batch V"]:
     """Returns what the head alone makes of x. Raises ValueError if the model has none."""
     site = sites.get("logits")
+    check_head(model, site)
+    table, vocab_size = model.embed.tokens.table[...], model.config.vocab_size
+    return settled(_head(model.head, x, table, site, vocab_size=vocab_size), _whole(model))
+
+
+def check_head(model: Transformer, site: Site | None) -> None:
+    """Raises ValueError for a model without a head, unless `site` stands in for it."""
     if model.head is None and (site is None or is_edit(site)):
         raise ValueError(
             f"this {model.config.family} checkpoint has no language-model head, so it makes no "
             "predictions; load one saved with its head (for BERT: BertForMaskedLM)."
         )
-    table, vocab_size = model.embed.tokens.table[...], model.config.vocab_size
-    return settled(_head(model.head, x, table, site, vocab_size=vocab_size), _whole(model))
 
 
 def model_dtype(model: Transformer) -> jnp.dtype:

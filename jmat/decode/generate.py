@@ -1,0 +1,354 @@
+"""`jmat.generate`: texts behind prompts, written by a causal model with a cache."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Int32
+from numpy import ndarray
+
+from jmat.data.encoding import Tokenizer, special_id
+from jmat.data.reading import check_texts
+from jmat.decode.passes import Rules, State, first, read_prompts, write
+from jmat.decode.prompts import Prompts, prompt_ids
+from jmat.decode.result import Generated
+from jmat.decode.sample import checked_law
+from jmat.decode.text import Follower, OnText
+from jmat.models.cache import NOWHERE, check_causal, new_cache
+from jmat.models.config import ModelConfig
+from jmat.models.edits import At, checked_sites
+from jmat.models.family import Transformer, check_model
+from jmat.models.inputs import Spans, check_ids
+from jmat.models.settling import settle
+from jmat.models.sites import Site
+from jmat.models.stack import check_head
+from jmat.runtime.arrays import on_host
+from jmat.runtime.checks import check_flag, check_seed, check_several, check_whole
+from jmat.runtime.mesh import usual_batch
+from jmat.runtime.shapes import rung
+
+_LOOK_EVERY = 8  # tokens after which the host looks for stop strings
+_MOST_ROWS = 32  # up to which rows are padded to few numbers
+
+
+def generate(
+    model: Transformer,
+    prompts: Prompts,
+    *,
+    tokenizer: Tokenizer | None = None,
+    max_new_tokens: int = 50,
+    temperature: float | int = 0.0,
+    top_k: int | None = None,
+    top_p: float | int | None = None,
+    min_p: float | int | None = None,
+    repetition_penalty: float | int | None = None,
+    stop_tokens: Sequence[int] | None = None,
+    stop_strings: str | Sequence[str] = (),
+    seed: int = 0,
+    scores: bool = False,
+    sites: Mapping[str, Site] | None = None,
+    on_text: OnText | None = None,
+) -> Generated:
+    """Writes on behind prompts with a causal model, one token after another.
+
+    Prompts are read in one pass, and then one token a step: a cache holds the keys and
+    values of those before. All steps run in one program on the device, which other
+    lengths, numbers and values compile nothing new for, up to the next size of the
+    cache.
+
+    Args:
+      model: as `jmat.load` returns it; a causal one with a head.
+      prompts: texts; chats, which are lists of messages `{"role": …, "content": …}` and
+        go through the tokenizer's chat template; token ids; or a batch of `jmat.encode`.
+        One prompt may stand by itself. They may have any lengths.
+      tokenizer: reads texts and writes the new ones; without it, ids are written alone.
+      max_new_tokens: the number of tokens after which a text ends.
+      temperature: divides the logits before a token is drawn; 0 always takes the most
+        likely one.
+      top_k: draw from so many most likely tokens; None: all.
+      top_p: draw from the most likely tokens that together have this probability.
+      min_p: draw from tokens with at least this share of the most likely one's
+        probability.
+      repetition_penalty: makes tokens less likely that the text has already, where it
+        is above 1: positive logits are divided by it, negative ones multiplied.
+      stop_tokens: ids that end a text; by default the end of text of the model and of
+        the tokenizer. An empty list: none.
+      stop_strings: a text, or several, that end a text.
+      seed: of random numbers. A row's text depends on the seed and on its place among
+        the prompts, not on the other rows.
+      scores: whether to return each new token's log-probability.
+      sites: what to change in the model, as `jmat.run` takes it, when prompts are read
+        and at every step. Positions of `At` count from a prompt's first token, new
+        tokens included; negative ones have no meaning here. Functions see [B, T, …],
+        with T = 1 at a step.
+      on_text: called with the number of the prompt and a piece of its new text, as soon
+        as it is certain.
+
+    Raises:
+      ValueError: a masked model, or one without a head; no prompts, or an empty one;
+        more tokens than the model has positions for; texts, chats, stop strings or
+        `on_text` without a tokenizer; options out of range; sites as `jmat.run` refuses
+        them.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> found = jmat.generate(model, "Return a new", tokenizer=tokenizer, max_new_tokens=3)
+      >>> len(found.texts), len(found.tokens[0])
+      (1, 3)
+    """
+    check_model(model)
+    config = model.config
+    check_causal(config)
+    sites = _checked_sites(model, sites)
+    check_head(model, sites.get("logits"))
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    law = checked_law(temperature, top_k, top_p, min_p, repetition_penalty)
+    check_seed(seed)
+    check_flag("scores", scores)
+    strings = _checked_strings(stop_strings, on_text, tokenizer)
+    stops = _checked_stops(stop_tokens, tokenizer, config)
+    ids = prompt_ids(prompts, tokenizer, config)
+    _check_lengths(ids, max_new_tokens, config)
+    settled = {
+        name: settle(name, site, model, Spans(None, len(ids), NOWHERE).columns)
+        for name, site in sites.items()
+    }
+    rules = Rules(
+        law=law,
+        sites=settled,
+        stops=np.asarray([*stops, *[-1] * (rung(len(stops) + 1, 4) - len(stops))], np.int32),
+        most=np.int32(max_new_tokens),
+        key=jax.random.key(seed),
+    )
+    followers = _followers(ids, tokenizer, strings, stops, on_text)
+    looks = bool(strings) or on_text is not None
+    state = _run(model, ids, rules, followers if looks else [], scores, each=on_text is not None)
+    return _collected(ids, state, followers, stops)
+
+
+def _run(
+    model: Transformer,
+    ids: Sequence[Int32[ndarray, " _"]],
+    rules: Rules,
+    followers: Sequence[Follower],
+    scores: bool,
+    *,
+    each: bool,
+) -> State:
+    """Returns the state in which all texts have ended.
+
+    Args:
+      model: with checked inputs.
+      ids: the prompts.
+      rules: what decides the tokens.
+      followers: of texts that are looked at on the way; each a row's.
+      scores: whether log-probabilities are kept.
+      each: whether every token is looked at, not every eighth.
+    """
+    config, count, most = model.config, len(ids), int(rules.most)
+    rows = rung(count) if count <= _MOST_ROWS and not rules.sites else count
+    lengths = np.zeros(rows, np.int32)
+    lengths[:count] = [len(row) for row in ids]
+    tokens = np.zeros((rows, int(lengths.max())), np.int32)
+    for row, prompt in enumerate(ids):
+        tokens[row, : len(prompt)] = prompt
+    room = min(rung(int(lengths.max()) + most, 32), config.num_positions)
+    cache = new_cache(model, rows, room)
+    x, cache = read_prompts(model, tokens, lengths, cache, rules.sites, _piece(rows))
+    size = rung(most, 16)
+    state = State(
+        cache=cache,
+        tokens=jnp.zeros((rows, size), jnp.int32),
+        scores=jnp.zeros((rows, size)) if scores else None,
+        written=jnp.zeros(rows, jnp.int32),
+        going=jnp.asarray(lengths > 0),
+        seen=None
+        if rules.law.repetition_penalty is None
+        else jnp.asarray(_seen(ids, rows, config.vocab_size)),
+    )
+    leaves, structure = jax.tree.flatten(model)
+    where = cache.blocks[0].keys.sharding
+    over = where if isinstance(where, NamedSharding) and where.mesh.size > 1 else None
+    state = first(leaves, structure, state, x, rules, rows=over)
+    done = 1
+    while True:
+        if followers:
+            state = _followed(state, followers)
+        if done >= most or (followers and not np.asarray(state.going).any()):
+            return state
+        done = min(done + (1 if each else _LOOK_EVERY), most) if followers else most
+        state = write(leaves, structure, state, rules, np.int32(done), rows=over)
+
+
+def _followed(state: State, followers: Sequence[Follower]) -> State:
+    """Returns the state in which rows with a stop string have ended; new text is handed
+    on.
+    """
+    tokens, count, going = (np.asarray(part) for part in (state.tokens, state.written, state.going))
+    for row, follower in enumerate(followers):
+        follower.take(tokens[row, : count[row]], ended=not going[row])
+    ended = [row for row, follower in enumerate(followers) if follower.stopped is not None]
+    if not going[ended].any():
+        return state
+    stays = np.ones(len(going), bool)
+    stays[ended] = False
+    return state._replace(going=state.going & stays)
+
+
+def _collected(
+    ids: Sequence[Int32[ndarray, " _"]],
+    state: State,
+    followers: Sequence[Follower],
+    stops: Sequence[int],
+) -> Generated:
+    """Returns what was written, cut where stop strings came."""
+    tokens, count = np.asarray(state.tokens), np.asarray(state.written)
+    scores = None if state.scores is None else np.asarray(state.scores)
+    written, reasons = [], []
+    for row in range(len(ids)):
+        new = tokens[row, : count[row]]
+        follower = followers[row] if followers else None
+        if follower is not None:
+            follower.take(new, ended=True)
+            new = new[: follower.stopped]
+        written.append(new)
+        by_string = follower is not None and follower.stopped is not None
+        reasons.append(
+            "stop string" if by_string else "stop token" if int(new[-1]) in stops else "length"
+        )
+    return Generated(
+        prompts=tuple(ids),
+        tokens=tuple(written),
+        reasons=tuple(reasons),
+        texts=tuple(follower.text for follower in followers) if followers else None,
+        prompt_texts=tuple(follower.prompt for follower in followers) if followers else None,
+        scores=None
+        if scores is None
+        else tuple(scores[row, : len(new)] for row, new in enumerate(written)),
+    )
+
+
+def _piece(rows: int) -> int:
+    """Returns how many tokens of long prompts are read at a time, a power of two."""
+    most = max(usual_batch() // rows, 32)
+    return 1 << (most.bit_length() - 1)
+
+
+def _seen(ids: Sequence[Int32[ndarray, " _"]], rows: int, vocab_size: int) -> ndarray:
+    seen = np.zeros((rows, vocab_size), bool)
+    for row, prompt in enumerate(ids):
+        seen[row, prompt] = True
+    return seen
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _checked_sites(model: Transformer, sites: Mapping[str, Site] | None) -> dict[str, Site]:
+    named = checked_sites(sites, model.config, 0, model.config.layers)
+    for name, site in named.items():
+        if isinstance(site, At):
+            positions = on_host(site.positions)
+            if isinstance(positions, np.ndarray) and (positions < 0).any():
+                raise ValueError(
+                    f"site {name!r}: At position {positions[positions < 0].ravel()[0]} counts from "
+                    "the end of a text that is still to be written: count from its first token."
+                )
+    return named
+
+
+def _checked_strings(
+    given: object, on_text: object, tokenizer: Tokenizer | None
+) -> tuple[str, ...]:
+    """Returns the stop strings. Raises ValueError for what is none, and for these or
+    `on_text` without a tokenizer.
+    """
+    several: Any = (given,) if isinstance(given, str) else given
+    check_several("stop_strings", several)
+    strings = tuple(several)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"stop_strings has {string!r}: expected texts, none of them empty.")
+    if on_text is not None and not callable(on_text):
+        raise ValueError(
+            f"on_text is of type {type(on_text).__name__}; expected a function of the prompt's "
+            "number and a piece of text."
+        )
+    wanted = "stop_strings" if strings else "on_text" if on_text is not None else None
+    if wanted and tokenizer is None:
+        raise ValueError(
+            f"{wanted} needs a tokenizer to write text with: give tokenizer=, as jmat.load returns "
+            "it."
+        )
+    if tokenizer is not None:
+        check_texts(["text"], tokenizer)
+    return strings
+
+
+def _checked_stops(
+    given: object, tokenizer: Tokenizer | None, config: ModelConfig
+) -> tuple[int, ...]:
+    """Returns the ids that end a text; by default those of the config and of the
+    tokenizer.
+    """
+    if given is None:
+        named = config.to_hf().get("eos_token_id")
+        ids = [*(named if isinstance(named, list) else [named]), special_id(tokenizer, "eos")]
+        return tuple(
+            dict.fromkeys(
+                each
+                for each in ids
+                if isinstance(each, int)
+                and not isinstance(each, bool)
+                and 0 <= each < config.vocab_size
+            )
+        )
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"stop_tokens={given!r}: expected a list of token ids.")
+    array = array.astype(np.int64)
+    check_ids("stop_tokens: token id", array, config.vocab_size)
+    return tuple(dict.fromkeys(array.tolist()))
+
+
+def _check_lengths(
+    ids: Sequence[Int32[ndarray, " _"]], max_new_tokens: int, config: ModelConfig
+) -> None:
+    """Raises ValueError for a prompt that, alone or with the new tokens, is longer than
+    the model's positions.
+    """
+    number = int(np.argmax([len(row) for row in ids]))
+    longest, most = len(ids[number]), config.num_positions
+    if longest >= most:
+        raise ValueError(
+            f"prompt {number} has {longest} tokens; the model has positions for {most}, one of "
+            f"which a new token needs: cut the prompt to {most - 1}."
+        )
+    if longest + max_new_tokens > most:
+        raise ValueError(
+            f"prompt {number} has {longest} tokens, and max_new_tokens={max_new_tokens} more would "
+            f"be {longest + max_new_tokens}; the model has positions for {most}: ask for at most "
+            f"{most - longest}."
+        )
+
+
+def _followers(
+    ids: Sequence[Int32[ndarray, " _"]],
+    tokenizer: Tokenizer | None,
+    strings: Sequence[str],
+    stops: Sequence[int],
+    on_text: OnText | None,
+) -> list[Follower]:
+    """Returns what follows each text; nothing without a tokenizer."""
+    if tokenizer is None:
+        return []
+
+    def follower(row: int, prompt: Int32[ndarray, " _"]) -> Follower:
+        hand_on = None if on_text is None else lambda piece: on_text(row, piece)
+        return Follower(tokenizer, prompt, strings, stops, hand_on)
+
+    return [follower(row, prompt) for row, prompt in enumerate(ids)]

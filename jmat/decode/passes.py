@@ -1,0 +1,253 @@
+"""Passes of a model that writes: prompts are read in pieces, then one token a step; and
+the programs in which steps run on the device.
+
+All steps of a text run in one program, a `jax.lax.while_loop` over the whole model,
+which is compiled once for a number of rows and a length of the cache. `write` leaves it
+after any number of steps, so that the host can look at the text, and goes on with the
+same program. Blocks stand one behind the other in it: to loop over them, their weights
+would have to be stacked, which takes the memory of the model once more.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jmat.decode.sample import Law, draw, processed
+from jmat.models.cache import NOWHERE, Cache
+from jmat.models.edits import At, Context
+from jmat.models.family import Transformer
+from jmat.models.sites import Site
+from jmat.models.stack import behind, final_norm, run_blocks, run_embed, unembed
+from jmat.runtime.annotations import Keywords, PyTree
+
+_SHORTEST = 8  # tokens of a piece: shorter prompts are padded
+
+
+class State(NamedTuple):
+    """Holds texts that are being written; N is the number of tokens that there is room
+    for.
+
+    Attributes:
+      cache: has read all tokens but the last one of each row.
+      tokens: the new tokens.
+      scores: their log-probabilities, or None where nobody asked.
+      written: how many each row has.
+      going: which rows go on.
+      seen: which tokens each text has, or None where there is no penalty for them.
+    """
+
+    cache: Cache
+    tokens: Int[Array, "B N"]
+    scores: Float[Array, "B N"] | None
+    written: Int[Array, " B"]
+    going: Bool[Array, " B"]
+    seen: Bool[Array, "B V"] | None
+
+
+class Rules(NamedTuple):
+    """Holds what decides which token comes next and when a text ends, besides the model.
+
+    Attributes:
+      law: of the draw.
+      sites: what is changed in the model.
+      stops: tokens that end a text; −1 is none.
+      most: the number of new tokens of a text.
+      key: of random numbers.
+    """
+
+    law: Law
+    sites: Mapping[str, Site]
+    stops: Int[np.ndarray | Array, " n"]
+    most: Int[np.ndarray | np.integer | Array, ""]
+    key: Key[Array, ""]
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+def read(
+    model: Transformer,
+    tokens: Int[Array | np.ndarray, "B T"],
+    real: Bool[Array | np.ndarray, "B T"],
+    cache: Cache,
+    sites: Mapping[str, Site],
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """Returns h_L of tokens behind those of the cache, and the cache with them; padding
+    lies on the right. Positions of `At` count from the first token of a text.
+    """
+    columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    segments = jnp.asarray(real, jnp.int32)
+    context, cache = behind(cache, Context(columns, segments, np.int32(0)), 0, model.config.layers)
+    here = sites_here(sites, context.positions, segments)
+    x = run_embed(model, jnp.asarray(tokens), context, None, here.get("embed"))
+    x, _, longer = run_blocks(
+        model, x, context, cache, here, None, start=0, stop=model.config.layers, keep=()
+    )
+    assert longer is not None
+    return x, longer
+
+
+def read_prompts(
+    model: Transformer,
+    tokens: Int[np.ndarray, "B T"],
+    lengths: Int[np.ndarray, " B"],
+    cache: Cache,
+    sites: Mapping[str, Site],
+    piece: int,
+) -> tuple[Float[Array, "B D"], Cache]:
+    """Returns h_L at the last token of each prompt, and the cache that has read them.
+
+    Long prompts are read in pieces of `piece` tokens, which bounds the memory that
+    attention takes; short ones in one piece of 8, 16, 32, … tokens.
+    """
+    longest = max(int(lengths.max()), 1)
+    if longest <= piece:
+        piece = min(piece, max(_SHORTEST, 1 << (longest - 1).bit_length()))
+    last = None
+    for at in range(0, longest, piece):
+        columns = at + np.arange(piece)
+        real = columns < lengths[:, None]
+        part = np.zeros(real.shape, np.int32)
+        part[:, : tokens.shape[1] - at] = tokens[:, at : at + piece]
+        x, cache = read(model, part, real, cache, sites)
+        last = _at_the_end(x, lengths - 1 - at, last)
+    assert last is not None
+    return last, cache
+
+
+@jax.jit
+def _at_the_end(
+    x: Float[Array, "B T D"], column: Int[Array | np.ndarray, " B"], before: Array | None
+) -> Float[Array, "B D"]:
+    """Returns x at a column of each row; what was there before where the column is in
+    another piece.
+    """
+    inside = jnp.clip(column, 0, x.shape[1] - 1)
+    value = jax.vmap(lambda row, at: row[at])(x, inside)
+    return value if before is None else jnp.where((column >= 0)[:, None], value, before)
+
+
+def sites_here(
+    sites: Mapping[str, Site],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"] | None = None,
+) -> dict[str, Site]:
+    """Returns sites whose positions in the texts are columns of these tokens; what is at
+    other tokens changes nothing.
+    """
+
+    def columns(places: object) -> Int[Array, "*places"]:
+        chosen = jnp.asarray(places)
+        several = chosen[:, None] if chosen.ndim == 1 else chosen
+        hit = positions[:, None, :] == several[:, :, None]
+        hit = hit if segments is None else hit & (segments > 0)[:, None, :]
+        column = jnp.where(hit.any(-1), jnp.argmax(hit, axis=-1), NOWHERE).astype(jnp.int32)
+        return column[:, 0] if chosen.ndim == 1 else column
+
+    return {
+        name: At(columns(site.positions), site.site) if isinstance(site, At) else site
+        for name, site in sites.items()
+    }
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "rows"), donate_argnames=("state",))
+def first(
+    leaves: list[Array],
+    structure: PyTree,
+    state: State,
+    x: Float[Array, "B D"],
+    rules: Rules,
+    *,
+    rows: NamedSharding | None,
+) -> State:
+    """Returns the state with the first new token of each row, from h_L at the ends of
+    the prompts.
+
+    `leaves` and `structure` are the model's, which are taken apart once: to take a model
+    apart for every call takes longer than a step of a small one.
+    """
+    model = jax.tree.unflatten(structure, leaves)
+    return _placed(_with_next(model, state, x, rules), rows)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "rows"), donate_argnames=("state",))
+def write(
+    leaves: list[Array],
+    structure: PyTree,
+    state: State,
+    rules: Rules,
+    until: Int[np.ndarray | np.integer | Array, ""],
+    *,
+    rows: NamedSharding | None,
+) -> State:
+    """Returns the state once the rows that go on have `until` new tokens."""
+    model = jax.tree.unflatten(structure, leaves)
+
+    def goes_on(state: State) -> Bool[Array, ""]:
+        return (state.going & (state.written < until)).any()
+
+    def step(state: State) -> State:
+        tokens = jnp.take_along_axis(
+            state.tokens, jnp.maximum(state.written - 1, 0)[:, None], axis=1
+        )
+        x, cache = read(model, tokens, state.going[:, None], state.cache, rules.sites)
+        return _with_next(model, state._replace(cache=cache), x[:, 0], rules)
+
+    return _placed(jax.lax.while_loop(goes_on, step, state), rows)
+
+
+def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules) -> State:
+    """Returns the state with one more token in each row that goes on, from h_L at the
+    last one.
+    """
+    at = state.cache.lengths[-1][:, None] - 1
+    sites = sites_here(
+        {name: rules.sites[name] for name in ("final_norm", "logits") if name in rules.sites}, at
+    )
+    logits = unembed(model, final_norm(model, x[:, None], sites), sites)[:, 0]
+    token = draw(processed(logits, state.seen, rules.law), rules.law, rules.key, state.written)
+    place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
+    scores = state.scores
+    if scores is not None:
+        score = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), token[:, None], axis=1)
+        scores = jnp.where(place, score, scores)
+    seen = state.seen
+    if seen is not None:
+        seen = seen | (jnp.arange(seen.shape[1]) == token[:, None])
+    written = state.written + state.going.astype(jnp.int32)
+    stops = (token[:, None] == rules.stops).any(1)
+    return State(
+        cache=state.cache,
+        tokens=jnp.where(place, token[:, None], state.tokens),
+        scores=scores,
+        written=written,
+        going=state.going & ~stops & (written < rules.most),
+        seen=seen,
+    )
+
+
+def _placed(state: State, rows: NamedSharding | None) -> State:
+    """Returns the state where it was, so that its next program is the same: split over
+    the devices as `rows`, or anywhere where there is one device.
+    """
+    if rows is None:
+        return state
+
+    def split(tree: PyTree, spec: PartitionSpec) -> PyTree:
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(rows.mesh, spec))
+
+    blocks, lengths = state.cache.blocks, state.cache.lengths
+    cache = Cache(split(blocks, rows.spec), split(lengths, PartitionSpec(None, *rows.spec)))
+    others: Keywords = {
+        name: split(part, rows.spec) for name, part in state._asdict().items() if name != "cache"
+    }
+    return State(cache=cache, **others)
