@@ -10,7 +10,7 @@ from jmat.data.reading import encode
 from jmat.decode.generate import generate
 from jmat.forward import logits, run
 from jmat.maps.fit import fit_map
-from jmat.maps.sharing import load_maps, save_maps
+from jmat.maps.sharing import load_maps, push_maps, save_maps
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Constant, Identity, Linear, Zero
 from jmat.models.edits import Add, At, Edit, Scale
@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "load_maps",
     "logits",
+    "push_maps",
     "read_results",
     "run",
     "save_maps",

@@ -6,6 +6,7 @@ file that ended neither in one sentence nor in what it holds, or took more than 
 seconds or 500 MB; then one line for all.
 """
 
+import functools
 import io
 import json
 import logging
@@ -25,6 +26,7 @@ from jmat.checkpoint import load_model, parameters
 from jmat.checkpoint.model import _full_name
 from jmat.data.examples import load_examples
 from jmat.maps.files import read_maps as read_folder
+from jmat.maps.loading import read_any
 from jmat.models import FAMILIES
 from jmat.report.results import read_results
 from jmat.studies.prune.surgery import load_pruned
@@ -80,6 +82,21 @@ def read_maps(folder):
     return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(dict(read_folder(folder)[0])))
 
 
+@functools.cache
+def model_of(folder):
+    return load_model(folder)
+
+
+def read_lens(folder):
+    maps, _ = read_any(folder / "lens.pt", model_of(folder))
+    return all(each.W.shape == (16, 16) for each in maps.values())
+
+
+def read_pickle(folder):
+    maps, _ = read_any(folder / "0_2.pickle", None)
+    return all(np.isfinite(each.W).all() for each in maps.values())
+
+
 def read_both(folder):
     return bool(load_pruned(folder)[0])
 
@@ -88,12 +105,41 @@ def read_results_json(folder):
     return isinstance(read_results(folder)["rows"], list)
 
 
+def damage_zip(content, rng, compression):
+    """A zip of which one member was changed, or the whole file."""
+
+    def pack(parts):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", compression) as archive:
+            for name, part in parts.items():
+                archive.writestr(name, part)
+        return file.getvalue()
+
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    return mutations.damaged_zip(parts, rng, pack)
+
+
 # Which file of the folder is damaged, how, and what then reads it.
 KINDS = {
     "safetensors": ("model.safetensors", mutations.damaged_safetensors, read_safetensors),
     "gguf": ("model.gguf", lambda content, rng: mutations.damaged(content, rng, 2000), read_gguf),
-    "npz": ("examples.npz", None, read_npz),
+    "npz": (
+        "examples.npz",
+        lambda content, rng: damage_zip(content, rng, zipfile.ZIP_DEFLATED),
+        read_npz,
+    ),
     "maps": ("maps.safetensors", mutations.damaged_safetensors, read_maps),
+    "lens": (
+        "lens.pt",
+        lambda content, rng: damage_zip(content, rng, zipfile.ZIP_STORED),
+        read_lens,
+    ),
+    "pickle": (
+        "0_2.pickle",
+        lambda content, rng: mutations.damaged(content, rng, 400),
+        read_pickle,
+    ),
     "config.json": ("config.json", mutations.damaged_json_text, read_weights),
     "maps.json": ("maps.json", mutations.damaged_json_text, read_maps),
     "pruned.json": ("pruned.json", mutations.damaged_json_text, read_both),
@@ -104,20 +150,6 @@ KINDS = {
         read_weights,
     ),
 }
-
-
-def pack(parts):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def damage_npz(content, rng):
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    return mutations.damaged_zip(parts, rng, pack)
 
 
 def peak():
@@ -134,7 +166,6 @@ def main(kind, seed, count, folder):
     logging.disable(logging.WARNING)
     folder = pathlib.Path(folder)
     name, damage, read = KINDS[kind]
-    damage = damage or damage_npz
     whole = (folder / name).read_bytes()
     jax.block_until_ready(jax.numpy.zeros(1))
     assert read(folder)

@@ -166,8 +166,10 @@ DEFAULTS = {
              "ignore_maps": False},
     "run": {"tokenizer": None, "keep": (), "sites": None, "start": 0, "stop": None, "mask": None, "segments": None,
             "positions": None, "type_ids": None, "read_at": None},
-    "save_maps": {"model": None, "info": None, "n": 0, "corpus": ""},
-    "load_maps": {"model": None},
+    "save_maps": {"model": None, "info": None, "n": 0, "corpus": "", "format": "jmat"},
+    "push_maps": {"model": None, "info": None, "n": 0, "corpus": "", "format": "jmat", "private": False,
+                  "revision": None},
+    "load_maps": {"model": None, "revision": None},
     "encode": {"max_length": None},
     "logits": {"sites": None},
 }  # fmt: skip

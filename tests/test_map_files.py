@@ -2,6 +2,7 @@
 damage is one sentence.
 """
 
+import hashlib
 import inspect
 import json
 
@@ -159,6 +160,35 @@ def test_files_from_before_there_were_kinds_load(tmp_path):
     (tmp_path / "maps.json").write_text(json.dumps(content))
     loaded, _ = read_maps(tmp_path, width=D)
     assert all(same(loaded[name], stand_in) for name, stand_in in maps.items())
+
+
+def test_a_file_that_another_library_wrote_loads(gpt2, tmp_path):
+    """With the two keys that have to be there, as docs/files.md says."""
+    width = gpt2.config.width
+    W = np.arange(width * width, dtype=np.float32).reshape(width, width)
+    safetensors.numpy.save_file({"mat.1.4": W}, tmp_path / "maps.safetensors")
+    entry = {"shape": [width, width], "apply": "y = x @ W"}
+    about = {"model": "theirs", "maps": {"mat.1.4": entry}}
+    (tmp_path / "maps.json").write_text(json.dumps(about))
+    for source in (tmp_path, tmp_path / "maps.json"):
+        loaded = jmat.load_maps(source, model=gpt2)
+        np.testing.assert_array_equal(loaded["mat.1.4"].W, W)
+    assert loaded.info == MapsInfo("theirs")
+    hashed = hashlib.sha256(f"mat.1.4|({width}, {width})|float32|".encode() + W.tobytes())
+    for checksum, fits in ((hashed.hexdigest()[:16], True), ("0" * 16, False)):
+        (tmp_path / "maps.json").write_text(json.dumps(about | {"checksum": checksum}))
+        if fits:
+            jmat.load_maps(tmp_path, model=gpt2)
+        else:
+            with pytest.raises(ValueError, match="its checksum is not the one in maps"):
+                jmat.load_maps(tmp_path, model=gpt2)
+
+
+def test_the_width_is_compared_where_the_hash_is_not_given(gpt2, tmp_path):
+    save_maps(tmp_path, {"mat.0.2": Linear(values(D, D))}, MapsInfo("theirs"))
+    assert len(jmat.load_maps(tmp_path)) == 1
+    with pytest.raises(ValueError, match=r"is \(6, 6\); this model needs \(64, 64\)"):
+        jmat.load_maps(tmp_path, model=gpt2)
 
 
 @pytest.mark.parametrize(

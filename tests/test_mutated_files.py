@@ -4,12 +4,14 @@ in little memory.
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import pytest
+import torch
 
 from jmat.data.examples import Examples, save_examples
 from jmat.maps.compact import LowRank, quantised
@@ -23,7 +25,15 @@ from tests.test_gguf import write
 SEED = 0
 # Of JSON of all kinds together a thousand, too; `tests/test_mutated_tokenizers.py` damages
 # tokenizers.
-COUNT = {"safetensors": 1000, "gguf": 1000, "npz": 1000, "config.json": 400, "maps": 400}
+COUNT = {
+    "safetensors": 1000,
+    "gguf": 1000,
+    "npz": 1000,
+    "config.json": 400,
+    "maps": 400,
+    "lens": 1000,
+    "pickle": 1000,
+}
 COUNT_OF_OTHERS = 150
 INFO = MapsInfo(model="m", model_hash="h", protocol="p", corpus="c", n=9, seed=0, dtype="bfloat16")
 
@@ -42,6 +52,9 @@ def whole(tmp_path_factory):
     )
     low = quantised(LowRank(jnp.eye(16)[:, :2], jnp.eye(16)[:2], jnp.ones(16)))
     save_maps(folder, {"mat.1.2": Linear(jnp.eye(16), jnp.ones(16)), "rank:2.1.2": low}, INFO)
+    lens = {"J": {0: torch.eye(16).half()}, "n_prompts": 3, "source_layers": [0], "d_model": 16}
+    torch.save(lens, folder / "lens.pt")
+    (folder / "0_2.pickle").write_bytes(pickle.dumps(torch.eye(16)))
     (folder / "pruned.json").write_text(
         json.dumps({"method": "map", "removed": [1], "blocks": "1"})
     )

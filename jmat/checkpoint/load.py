@@ -3,14 +3,12 @@
 import os
 import pathlib
 
-import huggingface_hub
-import huggingface_hub.errors
-
 from jmat.checkpoint import load_model
+from jmat.checkpoint.hub import snapshot
 from jmat.checkpoint.tokenizer import TOKENIZER_FILES, check_tokenizer, load_tokenizer
 from jmat.data.encoding import Tokenizer
 from jmat.models.family import Transformer
-from jmat.runtime.errors import first_line, readable_errors, shortened
+from jmat.runtime.errors import readable_errors, shortened
 from jmat.runtime.mesh import local_mesh
 from jmat.runtime.names import known_name
 
@@ -135,33 +133,18 @@ def _holds_model(folder: pathlib.Path) -> bool:
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
-    errors = huggingface_hub.errors
     about = ["*.json", *TOKENIZER_FILES]
     safe, pickled = (
         ["model.safetensors", "model-*.safetensors"],
         ["pytorch_model.bin", "pytorch_model-*.bin"],
     )
-
-    def fetch(weights: list[str]) -> pathlib.Path:
-        return pathlib.Path(
-            huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=[*about, *weights]
-            )
-        )
-
     at = "" if revision is None else f" at revision {revision!r}"
     elsewhere = (
         f"no model {shortened(name)}{at}: not bundled ({', '.join(bundled())}), not a local folder"
     )
-    try:
-        folder = fetch(safe)
-        return folder if any(folder.glob("model*.safetensors")) else fetch(pickled)
-    except errors.LocalEntryNotFoundError:
-        raise FileNotFoundError(
-            f"{elsewhere}, not in the hub's cache, and the hub cannot be reached (offline mode, or "
-            "no network)."
-        ) from None
-    except (errors.HfHubHTTPError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise FileNotFoundError(
-            f"{elsewhere}, and the hub says: {first_line(error)[:300]}"
-        ) from None
+
+    def fetch(weights: list[str]) -> pathlib.Path:
+        return snapshot(elsewhere, name, revision=revision, allow_patterns=[*about, *weights])
+
+    folder = fetch(safe)
+    return folder if any(folder.glob("model*.safetensors")) else fetch(pickled)

@@ -18,7 +18,7 @@ import safetensors
 from numpy import ndarray
 
 from jmat.maps.compact import Map
-from jmat.maps.forms import Form, build, described, fits, read_form, tensors_of
+from jmat.maps.forms import Form, build, described, fits, form_of, read_form, tensors_of
 from jmat.runtime.annotations import Fields
 from jmat.runtime.digests import model_hash
 from jmat.runtime.errors import in_one_line, readable_errors
@@ -36,7 +36,8 @@ class MapsInfo:
 
     Attributes:
       model: the model's name or folder.
-      model_hash: fingerprint of its weights (`model_hash`).
+      model_hash: fingerprint of its weights (`model_hash`); empty where another library
+        wrote the file.
       protocol: how positions were sampled.
       corpus: name or file of the text.
       n: examples that the maps were fitted on.
@@ -49,12 +50,12 @@ class MapsInfo:
     """
 
     model: str
-    model_hash: str
-    protocol: str
-    corpus: str
-    n: int
-    seed: int
-    dtype: str
+    model_hash: str = ""
+    protocol: str = ""
+    corpus: str = ""
+    n: int = 0
+    seed: int = 0
+    dtype: str = "float32"
     convention: str = CONVENTION
     fit_text: str = ""
     eval_text: str = ""
@@ -117,7 +118,8 @@ def read_maps(
 
     Args:
       folder: holds `maps.safetensors` and `maps.json`.
-      model_hash: fingerprint of the model they are meant for.
+      model_hash: fingerprint of the model they are meant for; not compared where the
+        file has none.
       width: that model's D: the width of every map's input and output.
 
     Raises:
@@ -134,7 +136,7 @@ def read_maps(
             f"the maps in {folder} are for {info.convention!r}; expected {CONVENTION!r}: transpose "
             "them."
         )
-    if model_hash is not None and info.model_hash != model_hash:
+    if model_hash is not None and info.model_hash not in ("", model_hash):
         raise ValueError(
             f"the maps in {folder} were fitted on {info.model} with weights {info.model_hash}; "
             f"this model's weights are {model_hash}. Fit maps for it, or load the model they "
@@ -154,12 +156,20 @@ def read_maps(
                 f"map {name!r} in {folder} has {parts}; expected what makes {forms[name].apply!r} "
                 f"a map {list(shape)}."
             )
-        if width is not None and shape != (width,) * len(shape):
+    if width is not None:
+        check_width(maps, folder, width)
+    return maps, info
+
+
+def check_width(maps: Mapping[str, Map], folder: pathlib.Path, width: int) -> None:
+    """Raises ValueError for maps that do not lead from a stream of a width to one."""
+    for name, stand_in in maps.items():
+        shape = form_of(stand_in).shape
+        if shape != (width,) * len(shape):
             raise ValueError(
                 f"map {name!r} in {folder} is {shape}; this model needs {(width, width)}: these "
                 "maps belong to a model of another width."
             )
-    return maps, info
 
 
 def _refuse_pickles(folder: pathlib.Path) -> None:

@@ -113,8 +113,10 @@ def read_form(about: Fields) -> Form:
 
     Raises ValueError, TypeError or KeyError for something else.
     """
-    default = "y = x @ W + bias" if about["bias"] else "y = x @ W"
-    form = Form(about.get("apply", default), tuple(about["shape"]), tuple(about.get("int8", ())))
+    apply = about.get("apply")
+    if apply is None:
+        apply = "y = x @ W + bias" if about["bias"] else "y = x @ W"
+    form = Form(apply, tuple(about["shape"]), tuple(about.get("int8", ())))
     if form.apply not in FORMS:
         raise ValueError(
             f"maps are applied as {form.apply!r}, which this version of jmat does not know"

@@ -31,7 +31,18 @@ from tests import environment  # noqa: F401 (before JAX is imported)
 from tests.mutation import Change
 
 ROOT = pathlib.Path(__file__).parents[2]
-LISTS = ("library", "scripts", "methods", "blind", "more", "fresh", "third", "neighbours", "zoo")
+LISTS = (
+    "library",
+    "scripts",
+    "methods",
+    "blind",
+    "more",
+    "fresh",
+    "third",
+    "neighbours",
+    "zoo",
+    "foreign",
+)
 LIBRARIES = (
     "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "
     "transformers"

@@ -252,9 +252,9 @@ _FIRST = [
         "test_constants.py",
     ),
     Change(
-        "jmat/maps/sharing.py",
-        "return Maps(*read_maps(folder, model_hash=weights))",
-        "return Maps(*read_maps(folder))",
+        "jmat/maps/loading.py",
+        "maps, info = read_maps(folder, model_hash=weights)",
+        "maps, info = read_maps(folder)",
         "load_maps takes maps of another model",
         "test_maps.py test_library.py",
     ),
