@@ -234,6 +234,14 @@ def push_maps(
     Raises:
       ValueError: as `save_maps`, before anything is sent.
       ConnectionError: the hub cannot be reached, or refuses.
+
+    Examples:
+      >>> import jmat
+      >>> model, tokenizer = jmat.load("gpt2-docs")
+      >>> import numpy as np
+      >>> identity = jmat.Linear(np.eye(192, dtype=np.float32))
+      >>> maps = {"mat.3.8": identity}
+      >>> jmat.push_maps("owner/name", maps, model=model)  # doctest: +SKIP
     """
     if not isinstance(repo, str) or repo.count("/") != 1 or not is_hub_name(repo):
         raise ValueError(f"repo={repo!r}: expected the name of a repository, owner/name.")
