@@ -67,8 +67,13 @@ def test_script_measures_every_part(tmp_path):
         "suite",
         "fit",
         "linearity",
+        "decoding 1",
+        "decoding 16",
         "condition",
     }
+    same = [row["value"] for row in rows if row["metric"] == "same_tokens"]
+    assert len(same) == 2
+    assert min(same) > 0.5
     assert {row["map"] for row in rows if "goal" in row} == by_part - {"cost"}
     assert not any("met" in row for row in rows)  # so small sizes say nothing
     assert "MISSED" not in printed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.data.batches import Batch
@@ -82,6 +82,40 @@ def torch_streams(
         return values
 
     return capture
+
+
+def torch_generate(
+    folder: pathlib.Path, prompts: Int[ndarray, "B T"], new: int, dtype: str
+) -> Callable[[], Int[ndarray, "B N"]]:
+    """Greedy text by transformers' `generate` with its cache, which no token ends."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = (
+        transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=getattr(torch, dtype)
+        )
+        .eval()
+        .to(device)
+    )
+    model.generation_config.eos_token_id = None
+    tokens = torch.from_numpy(prompts).long().to(device)
+
+    def write() -> ndarray:
+        with torch.inference_mode():
+            found = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return found[:, tokens.shape[1] :].cpu().numpy()
+
+    return write
 
 
 def torch_matmul_chain(shapes: Sequence[tuple[int, int, int]], dtype: str) -> Callable[[], Any]:

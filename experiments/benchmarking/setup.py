@@ -16,15 +16,16 @@ from jmat.data.examples import Split
 from jmat.models import build, config_from_hf
 from jmat.models.config import ModelConfig
 
-# n_layer, n_embd, n_head of the published checkpoints; `tiny` is for tests.
+# n_layer, n_embd, n_head of the published checkpoints and of the bundled one; `tiny` is for tests.
 SHAPES = {
     "tiny": (3, 32, 4),
+    "gpt2-docs": (8, 192, 6),
     "gpt2": (12, 768, 12),
     "gpt2-medium": (24, 1024, 16),
     "gpt2-large": (36, 1280, 20),
     "gpt2-xl": (48, 1600, 25),
 }
-_TINY_VOCABULARY = 211
+_VOCABULARIES = {"tiny": 211, "gpt2-docs": 4096}  # of the others: GPT-2's
 # Of the lengths of the sentences of corpus `docs` in tokens: median, and the spread of their
 # logarithms.
 _MEDIAN_LENGTH, _LOG_SPREAD = 24.0, 0.55
@@ -71,7 +72,7 @@ class Bench:
 def shape_config(shape: str) -> ModelConfig:
     """The config of a GPT-2 of one of `SHAPES`."""
     layers, width, heads = SHAPES[shape]
-    vocabulary = _TINY_VOCABULARY if shape == "tiny" else 50257
+    vocabulary = _VOCABULARIES.get(shape, 50257)
     fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": vocabulary}
     fields |= {
         "n_layer": layers,
