@@ -140,7 +140,10 @@ def test_what_cannot_be_trained_is_refused(gpt2, streams, lesson):
         Lesson(gpt2, x[:15], y[:15])
     with pytest.raises(ValueError, match="kind 'mat' has a closed form"):
         train_kind(parse_kind("mat"), lesson)
-    with pytest.raises(ValueError, match="kind 'tuned' is trained on stored activations"):
+    with pytest.raises(
+        ValueError,
+        match="kind 'tuned' needs stored activations: it is trained or chosen, not fitted",
+    ):
         fit_kind(parse_kind("tuned"), Regression(pair_moments(x, y)))
     wrong = x.copy()
     wrong[1, 2] = np.inf

@@ -286,7 +286,7 @@ def test_the_table_has_means_costs_and_layers(results):
         ({"solver": "lstsq"}, "solver='lstsq': all kinds are fitted from one set of moments"),
         (
             {"route": "streaming"},
-            "route='streaming' stores no activations, on which kind 'tuned' is trained",
+            "route='streaming' stores no activations, which kind 'tuned' needs",
         ),
     ],
 )

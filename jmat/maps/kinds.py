@@ -8,15 +8,19 @@ A kind is a name, for some with a parameter: `mat`, `ridge:1e-2`, `rank:64`. Wit
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jmat.maps import closed_forms, jacobian, lens
+from jaxtyping import Float
+from numpy import ndarray
+
+from jmat.maps import closed_forms, jacobian, lens, one_jump
 from jmat.maps.closed_forms import AUTO
 from jmat.maps.compact import Map, quantised
 from jmat.maps.jacobian import ERROR, Jacobian
 from jmat.maps.lens import Lesson
 from jmat.maps.regression import Regression
+from jmat.models.family import Transformer
 from jmat.runtime.checks import check_several
 
 INT8 = "+int8"
@@ -32,7 +36,7 @@ class Entry:
 
     Attributes:
       fit: returns the map of one pair's moments, given the parameter; None for a kind
-        that is trained, or derived from gradients.
+        that is trained, chosen, or derived from gradients.
       parse: returns the parameter from its text, "" for none; raises ValueError with
         what it expects.
       example: how the kind is written.
@@ -40,6 +44,8 @@ class Entry:
         None for other kinds.
       derive: returns the map of a mean Jacobian, given the moments of its pair, too;
         None for other kinds. The parameter is the relative error that is wanted.
+      choose: returns the one map of all source layers, given the model, their streams,
+        h_L, and the parameter; None for other kinds.
       is_rank: the parameter is a rank, which the width bounds.
       needs_head: the fit reads the model's head.
       is_pooled: one map serves all source layers; it is fitted to the moments of all
@@ -52,6 +58,9 @@ class Entry:
     example: str
     train: Callable[[Lesson, Any], Map] | None = None
     derive: Callable[[Jacobian, Regression], Map] | None = None
+    choose: Callable[[Transformer, Sequence[Float[ndarray, "N D"]], ndarray, Any], Map] | None = (
+        None
+    )
     is_rank: bool = False
     needs_head: bool = False
     is_pooled: bool = False
@@ -115,6 +124,15 @@ KINDS: dict[str, Entry] = {
     ),
     "njtc": Entry(closed_forms.standardised, _whole, "njtc:8", is_rank=True),
     "one_jump": Entry(closed_forms.low_rank, _whole, "one_jump:64", is_rank=True, is_pooled=True),
+    "one_jump_kl": Entry(
+        None,
+        _whole,
+        "one_jump_kl:64",
+        choose=one_jump.chosen_by_kl,
+        is_rank=True,
+        needs_head=True,
+        is_pooled=True,
+    ),
     "tuned": Entry(None, _none, "tuned", lens.tuned, needs_head=True),
     "mlp": Entry(None, _whole, "mlp:64", lens.hidden, needs_head=True),
     "jacobian": Entry(None, _error, "jacobian:0.05", derive=jacobian.lens),
@@ -152,6 +170,11 @@ class Kind:
     def wanted_error(self) -> float:
         """Returns the relative error at which a mean Jacobian is good enough."""
         return self.parameter if isinstance(self.parameter, float) else ERROR
+
+    @property
+    def needs_activations(self) -> bool:
+        """Returns whether the kind is fitted to stored activations, not to moments."""
+        return self.entry.train is not None or self.entry.choose is not None
 
     @property
     def exact(self) -> "Kind":
@@ -227,8 +250,12 @@ def fit_kind(kind: Kind, pair: Regression) -> Map:
     kind.check_width(len(pair.x_mean), len(pair.y_mean))
     if kind.entry.fit is None:
         raise ValueError(
-            f"kind {str(kind)!r} is "
-            + ("trained on stored activations" if kind.entry.train else "derived from gradients")
+            f"kind {str(kind)!r} "
+            + (
+                "needs stored activations: it is trained or chosen"
+                if kind.needs_activations
+                else "is derived from gradients"
+            )
             + ", not fitted to moments."
         )
     pair.check()
@@ -263,4 +290,27 @@ def derive_kind(kind: Kind, found: Jacobian, pair: Regression) -> Map:
     if kind.entry.derive is None:
         raise ValueError(f"kind {str(kind)!r} is not derived from gradients.")
     stand_in = kind.entry.derive(found, pair)
+    return quantised(stand_in) if kind.int8 else stand_in
+
+
+def choose_kind(
+    kind: Kind,
+    model: Transformer,
+    sources: Sequence[Float[ndarray, "N D"]],
+    target: Float[ndarray, "N E"],
+) -> Map:
+    """Returns the one map of a kind for all source layers.
+
+    Args:
+      kind: one that is chosen among the maps of the single layers.
+      model: has a head.
+      sources: the streams of the layers at the same tokens.
+      target: h_L there.
+
+    Raises:
+      ValueError: the kind is no such one.
+    """
+    if kind.entry.choose is None:
+        raise ValueError(f"kind {str(kind)!r} is not chosen among the maps of single layers.")
+    stand_in = kind.entry.choose(model, sources, target, kind.parameter)
     return quantised(stand_in) if kind.int8 else stand_in

@@ -12,7 +12,7 @@ from numpy import ndarray
 from jmat.capture.moments import Moments
 from jmat.maps.compact import Map, quantised
 from jmat.maps.jacobian import Jacobian
-from jmat.maps.kinds import Kind, derive_kind, fit_kind, train_kind
+from jmat.maps.kinds import Kind, choose_kind, derive_kind, fit_kind, train_kind
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import Metric, head_metric
 from jmat.maps.regression import SOURCE, Regression, one_pair, pooled
@@ -65,7 +65,7 @@ def fit_zoo(
       progress: what the progress bar says; None shows none.
 
     Raises:
-      ValueError: a kind is trained, or tokens are weighed, and there are moments alone.
+      ValueError: there are moments alone, and a kind or the weights need activations.
     """
     exact = list(dict.fromkeys(kind.exact for kind in kinds))
     closed = [kind for kind in exact if kind.entry.fit is not None]
@@ -99,6 +99,9 @@ def fit_zoo(
     for kind in pool:
         fitted |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
     for kind in exact:
+        if kind.entry.choose is not None:
+            one_map = _chosen(model, statistics, kind, layers)
+            fitted |= dict.fromkeys([(kind, layer) for layer in layers], one_map)
         if kind.entry.train is not None:
             bar = None if progress is None else f"train {kind}"
             for layer in track(layers, bar):
@@ -106,10 +109,23 @@ def fit_zoo(
     return Fits(_named(fitted, kinds, layers), round(float(moments.count[SOURCE])))
 
 
-def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed: int) -> Lesson:
+def _stored(statistics: Streams | Moments) -> Streams:
+    """Returns the streams. Raises ValueError where there are moments alone."""
     if isinstance(statistics, Moments):
-        raise ValueError("there are moments alone, and a kind is trained on stored activations.")
-    return Lesson(model, statistics[layer], statistics[-1], seed=seed)
+        raise ValueError("there are moments alone, and a kind needs stored activations.")
+    return statistics
+
+
+def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed: int) -> Lesson:
+    streams = _stored(statistics)
+    return Lesson(model, streams[layer], streams[-1], seed=seed)
+
+
+def _chosen(
+    model: Transformer, statistics: Streams | Moments, kind: Kind, layers: Sequence[int]
+) -> Map:
+    streams = _stored(statistics)
+    return choose_kind(kind, model, [streams[layer] for layer in layers], streams[-1])
 
 
 def _named(
@@ -152,14 +168,16 @@ def fit_seconds(
 
     def timed(kind: Kind) -> float:
         began = time.perf_counter()
-        if kind.entry.train is None:
+        if kind.entry.choose is not None:
+            jax.block_until_ready(_chosen(model, statistics, kind, [layer]))
+        elif kind.entry.train is None:
             jax.block_until_ready(fit_kind(kind, Regression(moments, metric)))
         else:
             jax.block_until_ready(train_kind(kind, _lesson(model, statistics, layer, seed)))
         return time.perf_counter() - began
 
     return {
-        str(kind): min(timed(kind) for _ in range(3 if kind.entry.train is None else 1))
+        str(kind): min(timed(kind) for _ in range(1 if kind.needs_activations else 3))
         for kind in kinds
         if kind.entry.derive is None
     }

@@ -73,11 +73,10 @@ class Options(FitSettings):
             raise ValueError(
                 f"weights={self.weights!r} needs stored activations: leave out route='streaming'."
             )
-        trained = [kind for kind in parse_kinds(self.kinds) if kind.entry.train is not None]
-        if trained and self.route == "streaming":
+        stored = [kind for kind in parse_kinds(self.kinds) if kind.needs_activations]
+        if stored and self.route == "streaming":
             raise ValueError(
-                f"route='streaming' stores no activations, on which kind {str(trained[0])!r} is "
-                "trained."
+                f"route='streaming' stores no activations, which kind {str(stored[0])!r} needs."
             )
         if self.solver != "qr":
             raise ValueError(
@@ -138,8 +137,8 @@ def run(
     options.check(model.config)
     L, held_out = model.config.layers, subject.examples.eval
     kinds, layers = parse_kinds(options.kinds), chosen_layers(options.layers, L - 1)
-    is_trained = any(kind.entry.train is not None for kind in kinds)
-    if options.route == "auto" and (is_trained or options.weights != EQUAL):
+    needed = options.weights != EQUAL or any(kind.needs_activations for kind in kinds)
+    if options.route == "auto" and needed:
         options = dataclasses.replace(options, route="memory")
     jacobians, passes = read_jacobians(subject, options, kinds, layers)
     statistics, seed = read_statistics(subject, options, "final"), options.seed
