@@ -148,7 +148,7 @@ CHANGES = [
     ),
     Change(
         "jmat/maps/fit.py",
-        "solution = solve(X, Y, intercept=intercept or wanted.name == AFFINE)",
+        "solution = solve(X, Y, intercept=fitted.name == AFFINE)",
         "solution = solve(X, Y, intercept=intercept)",
         "fit_map fits affine maps without an intercept",
         "test_fit_map_kinds.py",
