@@ -11,6 +11,8 @@ one. A data set of the hub is not downloaded.
 import importlib
 import sys
 
+from absl import flags
+
 from experiments import cli, command, common, text_flags
 from jmat.data import hub_corpora
 from jmat.data.corpus import named_corpus
@@ -33,8 +35,13 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     named = "".join(sys.argv[1:2])
     if named in command.experiments():
-        # defines the flags of the experiment
-        importlib.import_module(f"experiments.{sys.argv.pop(1)}")
+        try:  # defines the flags of the experiment
+            importlib.import_module(f"experiments.{sys.argv.pop(1)}")
+        except flags.DuplicateFlagError:
+            sys.exit(
+                f"error: {named} reads text by flags of its own, which it checks itself; "
+                "check_text is for experiments with the flags of layer_jump."
+            )
     elif not named.startswith("--help"):
         sys.exit(
             "error: expected an experiment first, such as `jmat check_text layer_jump "

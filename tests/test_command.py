@@ -6,6 +6,7 @@ import io
 import os
 import pathlib
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -98,6 +99,16 @@ def test_unknown_names_are_refused(monkeypatch):
     )
     assert error.value.code == message
     assert said(monkeypatch, "--version").startswith("jmat 0.")
+
+
+@pytest.mark.slow
+def test_a_text_is_not_checked_for_an_experiment_with_other_flags():
+    command = [sys.executable, "-m", "experiments.check_text", "pretrain", "--corpus=mails.txt"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert outcome.returncode == 1
+    assert outcome.stderr.splitlines()[-1].startswith(
+        "error: pretrain reads text by flags of its own, which it checks itself;"
+    )
 
 
 @pytest.mark.parametrize("given", [[], ["--corpus=mails.txt"], ["layer_jmp"]])

@@ -206,7 +206,7 @@ def test_giant_texts_are_cut_before_they_become_tokens(
         assert tokens.tolist() == whole[:128]
         assert tokenizer(end, add_special_tokens=False)["input_ids"][-128:] == whole[-128:]
         assert max(sizes) < len(text) / 10
-        assert "1 of 1 sentences were cut at 128 tokens" in caplog.text
+        assert "Sentences that were cut at 128 tokens: 1 of 1." in caplog.text
     spaces = " " * 50_000 + "Return the sum"  # few tokens for so many characters, and none is lost
     (tokens,) = encoding.encode([spaces], bert, 64, encoding.special_tokens(bert, masked=True))
     assert tokens.tolist() == bert("Return the sum")["input_ids"]
@@ -217,7 +217,8 @@ def test_a_giant_line_is_scored_in_parts(byte_level, caplog, monkeypatch):
     text = " ".join(llama_tokenizer.lines(100))
     (pieces,) = encoding.encode_pieces([text], byte_level, 96, encoding.SpecialTokens())
     assert np.concatenate(pieces).tolist() == byte_level(text)["input_ids"]
-    assert "1 of 1 texts are longer than 1000 characters" in caplog.text
+    assert "Texts that are longer than 1000 characters" in caplog.text
+    assert "tokens: 1 of 1." in caplog.text
 
 
 @pytest.mark.parametrize(

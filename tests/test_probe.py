@@ -123,7 +123,8 @@ def test_labelled_texts_are_divided_and_read_where_the_model_sums_up(tokenizers,
         caplog.clear()
         labelled_examples(long, labels, tokenizers[family], max_length=16, masked=masked, seed=1)
         assert [
-            f"of {count} sentences were cut" in caplog.messages[i]
+            caplog.messages[i].startswith("Sentences that were cut at 16 tokens: ")
+            and caplog.messages[i].endswith(f" of {count}.")
             for i, count in enumerate((15, 5))
         ] == [True] * 2
 

@@ -34,7 +34,7 @@ def test_long_text_is_cut_and_counted(bpe, wordpiece, caplog):
     long = "a list of values and a list of values and a list of values"
     with caplog.at_level(logging.WARNING, logger="jmat.data.encoding"):
         short, cut = tokenize(["a list.", long], wordpiece, max_length=8, special_tokens=True)
-    assert "1 of 2 sentences were cut at 8 tokens" in caplog.text
+    assert "Sentences that were cut at 8 tokens: 1 of 2." in caplog.text
     assert len(cut) == 8
     assert (cut[0], cut[-1]) == (wordpiece.cls_token_id, wordpiece.sep_token_id)
     assert len(short) < 8

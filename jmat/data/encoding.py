@@ -156,8 +156,8 @@ def encode(
         own = own[-room:] if keep_end else own[:room]
         arrays.append(_joined(special, own) if own else None)
     if cut:
-        message = "%d of %d sentences were cut at %d tokens."
-        logging.getLogger(__name__).warning(message, cut, len(arrays), max_length)
+        message = "Sentences that were cut at %d tokens: %d of %d."
+        logging.getLogger(__name__).warning(message, max_length, cut, len(arrays))
     return arrays
 
 
@@ -176,10 +176,10 @@ def encode_pieces(
     parts = [_parts(text) for text in texts]
     if several := sum(len(each) > 1 for each in parts):
         message = (
-            "%d of %d texts are longer than %d characters and were cut there before they became "
-            "tokens."
+            "Texts that are longer than %d characters, and were cut there before they became "
+            "tokens: %d of %d."
         )
-        logging.getLogger(__name__).warning(message, several, len(texts), _PART)
+        logging.getLogger(__name__).warning(message, _PART, several, len(texts))
     ids = _guarded([part for each in parts for part in each], tokenizer)
     pieces = []
     for each in parts:
