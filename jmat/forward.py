@@ -162,7 +162,8 @@ def run(
     check_model(model)
     config = model.config
     start, stop = whole("start", start), config.layers if stop is None else whole("stop", stop)
-    keep, sites = _checked_sites(config, keep, sites, start, stop)
+    asked, sites = _checked_sites(config, keep, sites, start, stop)
+    keep = tuple(dict.fromkeys(asked.values()))
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
     if isinstance(inputs, Batch):
@@ -215,8 +216,9 @@ def run(
             model, x, context, cache, settled, places, start=start, stop=stop, keep=keep
         )
         kept |= inside | _read_end(model, x, keep, settled, places)
-    kept = {name: kept[name] for name in keep}
+    kept = {site: kept[site] for site in keep}
     x, kept = _without_padding(given, x, kept, whole=read_at is None, keys=cache is None)
+    kept = {name: kept[site] for name, site in asked.items()}
     return (x, kept) if cache is None else (x, kept, cache)
 
 
@@ -226,19 +228,19 @@ def _checked_sites(
     sites: Mapping[str, Site] | None,
     start: int,
     stop: int,
-) -> tuple[tuple[str, ...], dict[str, Site]]:
-    """Returns the names to keep and the sites to change, without patterns; raises
-    ValueError as `run` says.
+) -> tuple[dict[str, str], dict[str, Site]]:
+    """Returns the sites to keep by the names asked for, and the sites to change,
+    without patterns; raises ValueError as `run` says.
     """
     if not 0 <= start <= stop <= config.layers:
         raise ValueError(
             f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the "
             "model's blocks."
         )
-    keep = kept_names(keep, config, start, stop)
+    asked = kept_names(keep, config, start, stop)
     sites = checked_sites(sites, config, start, stop)
-    _check_reached([*keep, *sites], sites, start, stop, config.layers)
-    return keep, sites
+    _check_reached([*asked.values(), *sites], sites, start, stop, config.layers)
+    return asked, sites
 
 
 @contextlib.contextmanager

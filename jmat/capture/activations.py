@@ -142,7 +142,8 @@ def capture(
     last = model.config.layers if stop is None else whole("stop", stop)
     split = every_token(inputs, tokenizer)
     check_tokens(split.tokens, model.config.vocab_size)
-    keep = kept_names(keep, model.config, 0, last)
+    asked = kept_names(keep, model.config, 0, last)
+    keep = tuple(dict.fromkeys(asked.values()))
     sites = checked_sites(sites, model.config, 0, last)
     if square := [name for name in keep if is_square(name)]:
         raise ValueError(
@@ -170,7 +171,7 @@ def capture(
 
     values = sweep(plan, read, mesh=mesh, progress=progress)
     # in the order asked for, not in that of the alphabet
-    values = {name: values[name] for name in keep}
+    values = {name: values[site] for name, site in asked.items()}
     check_finite(values)
     return Activations(values, split)
 

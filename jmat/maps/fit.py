@@ -23,6 +23,7 @@ from jmat.maps.regression import Regression
 from jmat.maps.types import Linear
 from jmat.maps.weighting import EQUAL, WEIGHTS, weigh, weighed_moments
 from jmat.models.family import Transformer, check_model
+from jmat.models.site_names import site_of
 from jmat.models.sites import check_names, stream_sites, width
 from jmat.runtime.checks import check_choice, check_flag, check_seed, whole
 
@@ -212,8 +213,9 @@ def _positions(
 def _site(name: int | str, model: Transformer) -> str:
     """Returns the site of a layer, or the name itself."""
     if isinstance(name, str):
-        check_names([name], model.config, replace=False)
-        return name
+        site = site_of(name, model.config)
+        check_names([site], model.config, replace=False)
+        return site
     layer = whole("layer", name)
     if not 0 <= layer <= model.config.layers:
         raise ValueError(

@@ -35,7 +35,8 @@ In names, `*` stands for any characters but a dot, or for any at all at the begi
 `block.*.attn`, `*.ffn.hidden`, `block.*` (the streams h_1 .. h_L). Of the sites that
 exist, a pattern names those in the blocks that are run. A site that is named by itself
 goes by that entry of `sites=`, whatever patterns match it too; two patterns that match
-one site are an error.
+one site are an error. The names of interp-engine, TransformerLens and nnterp are taken,
+too (`jmat.models.site_names`), and what is kept then has the name that was asked for.
 
 The wiring decides the residual arithmetic:
 
@@ -64,6 +65,7 @@ import numpy as np
 
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer, check_model
+from jmat.models.site_names import aliases, site_of
 
 SUBMODULES = ("ln_1", "attn", "ln_2", "ffn")
 _INSIDE = ("attn.q", "attn.k", "attn.v", "attn.scores", "attn.pattern", "attn.z", "ffn.hidden")
@@ -187,8 +189,8 @@ def check_names(names: Iterable[str], config: ModelConfig, *, replace: bool) -> 
 
 def kept_names(
     keep: str | Iterable[str], config: ModelConfig, start: int, stop: int
-) -> tuple[str, ...]:
-    """Returns the sites that `keep=` names, each once, in the order asked for.
+) -> dict[str, str]:
+    """Returns the sites that `keep=` names, by the names asked for, in their order.
 
     Those that one pattern matches come in the order of computation. Raises ValueError
     for names that are no sites of the model, and for patterns that match none in blocks
@@ -199,14 +201,14 @@ def kept_names(
             f"keep is {type(keep).__name__}; expected the name of a site, or several names."
         )
     asked = (keep,) if isinstance(keep, str) else tuple(keep)
-    names: dict[str, None] = {}
+    names: dict[str, str] = {}
     for name in asked:
         if _is_pattern(name):
-            names |= dict.fromkeys(_matching(name, config, start, stop, replace=False))
+            names |= _matching(name, config, start, stop, replace=False)
         else:
-            names[name] = None
-    check_names(names, config, replace=False)
-    return tuple(names)
+            names[name] = _site_of(name, config)
+    check_names(names.values(), config, replace=False)
+    return names
 
 
 def named_sites(
@@ -216,7 +218,7 @@ def named_sites(
 
     A key without `*` goes before any pattern. Raises ValueError for names that are no
     sites of the model or can only be read, for patterns that match none in blocks
-    `start` .. `stop − 1`, and for two patterns that match one site.
+    `start` .. `stop − 1`, and for two names or two patterns that match one site.
     """
     if sites is None:
         return {}
@@ -225,19 +227,32 @@ def named_sites(
             f"sites is {type(sites).__name__}; expected a dict from names to edits or to what "
             "stands in for them."
         )
-    exact = {name: site for name, site in sites.items() if not _is_pattern(name)}
+    exact: dict[str, str] = {}
+    for name in sites:
+        if _is_pattern(name):
+            continue
+        site = _site_of(name, config)
+        if site in exact:
+            raise ValueError(
+                f"sites {exact[site]!r} and {name!r} are two names of one; leave one out."
+            )
+        exact[site] = name
     check_names(exact, config, replace=True)
     by_pattern: dict[str, str] = {}
-    for pattern in sites.keys() - exact.keys():
-        for name in _matching(pattern, config, start, stop, replace=True):
-            if name not in exact and name in by_pattern:
-                both = " and ".join(sorted(map(repr, (pattern, by_pattern[name]))))
+    for pattern in sites.keys() - exact.values():
+        for site in _matching(pattern, config, start, stop, replace=True).values():
+            other = by_pattern.setdefault(site, pattern)
+            if site not in exact and other != pattern:
+                both = " and ".join(sorted(map(repr, (pattern, other))))
                 raise ValueError(
-                    f"sites {both} both match {name!r}; name that site by itself, or narrow one of "
+                    f"sites {both} both match {site!r}; name that site by itself, or narrow one of "
                     "them."
                 )
-            by_pattern[name] = pattern
-    return {name: sites[pattern] for name, pattern in by_pattern.items()} | exact
+    return {site: sites[name] for site, name in (by_pattern | exact).items()}
+
+
+def _site_of(name: str, config: ModelConfig) -> str:
+    return site_of(name, config) if isinstance(name, str) else name
 
 
 def _is_pattern(name: str) -> bool:
@@ -247,16 +262,21 @@ def _is_pattern(name: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _matching(
     pattern: str, config: ModelConfig, start: int, stop: int, *, replace: bool
-) -> tuple[str, ...]:
-    """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`. Raises
-    ValueError where none does.
+) -> dict[str, str]:
+    """Returns the sites that a pattern matches in blocks `start` .. `stop − 1`, by the
+    names that it matches: ours, or another library's where it matches none of ours.
+    Raises ValueError where none does.
     """
     L, H = config.layers, config.heads
     valid = replaceable(L, H) if replace else readable(L, H)
     first, rest = (".*", pattern.lstrip("*")) if pattern.startswith("*") else ("", pattern)
     whole = re.compile(first + r"[^.]*".join(map(re.escape, rest.split("*"))))
-    matching = [name for name in valid if whole.fullmatch(name)]
-    reached = tuple(name for name in matching if is_reached(name, start, stop, L))
+    matching = {name: name for name in valid if whole.fullmatch(name)} or {
+        name: site
+        for name, site in aliases(config).items()
+        if site in valid and whole.fullmatch(name)
+    }
+    reached = {name: site for name, site in matching.items() if is_reached(site, start, stop, L)}
     if reached:
         return reached
     if matching:
