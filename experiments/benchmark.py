@@ -20,6 +20,8 @@ measures in one run on one machine, the contenders in turn:
   its sentences;
 - `decoding`: 80 tokens of greedy text behind 1 and 16 prompts, against transformers'
   `generate`; --shape=gpt2-docs is that of the bundled model;
+- `jacobian`: mean derivatives of the final stream by all others, against a loop in
+  torch;
 - `condition`: errors of several ways to solve least squares, by condition number, and
   with three coordinates 3,000 times as large as the rest.
 By default the shape is GPT-2's, for some twenty minutes on two cores; --shape=tiny
@@ -38,7 +40,7 @@ import jax
 from absl import flags
 
 from experiments import cli, common, text_flags
-from experiments.benchmarking import decoding, maps, passes
+from experiments.benchmarking import decoding, jacobians, maps, passes
 from experiments.benchmarking.rows import format_errors, format_ratios
 from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
@@ -56,6 +58,7 @@ PARTS = {
     "fit": maps.fit_rows,
     "linearity": maps.linearity_rows,
     "decoding": decoding.decoding_rows,
+    "jacobian": jacobians.jacobian_rows,
     "condition": maps.condition_rows,
 }
 _SHAPE = flags.DEFINE_enum("shape", "gpt2", list(SHAPES), "Shape of the model.")

@@ -69,6 +69,7 @@ def test_script_measures_every_part(tmp_path):
         "linearity",
         "decoding 1",
         "decoding 16",
+        "jacobian",
         "condition",
     }
     same = [row["value"] for row in rows if row["metric"] == "same_tokens"]
@@ -86,6 +87,8 @@ def test_script_measures_every_part(tmp_path):
             seconds[part, name]["value"] / seconds[part, name]["pairs"] for name in (other, "jmat")
         ]
         assert ratios[part]["value"] == pytest.approx(per_pair[0] / per_pair[1])
+    (agree,) = [row for row in rows if (row["map"], row["metric"]) == ("jacobian", "difference")]
+    assert agree["value"] < 1e-5
     config = json.loads((tmp_path / "results.json").read_text())["config"]
     assert (config["shape"], config["num_fit"], config["positions"]) == ("tiny", 200, 500)
 

@@ -134,9 +134,22 @@ def torch_matmul_chain(shapes: Sequence[tuple[int, int, int]], dtype: str) -> Ca
     return work
 
 
-def torch_jacobians(model: Any, tokens: Any, skip_first: int = 16) -> Any:
+def torch_causal_model(folder: pathlib.Path, dtype: str) -> Any:
+    """A causal language model of transformers."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    options: dict[str, Any] = {"attn_implementation": "eager", "dtype": getattr(torch, dtype)}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, **options
+    ).eval()
+
+
+def torch_jacobians(model: Any, tokens: Any, skip_first: int = 16, axes: int | None = None) -> Any:
     """Mean Jacobians of h_L by h_0 .. h_{L−1} for one prompt, [L, D, D]: a backward
-    pass for each coordinate.
+    pass for each coordinate, or for the first `axes` alone.
 
     `model` is a causal one of transformers, `tokens` its ids [1, T]. Blocks run inside
     the model: called by itself, a block of transformers 5 without a mask is not causal.
@@ -161,8 +174,9 @@ def torch_jacobians(model: Any, tokens: Any, skip_first: int = 16) -> Any:
     *sources, final = streams
     counted = slice(skip_first, tokens.shape[1] - 1)
     summed = final[0, counted].sum(0)
-    J = torch.empty(len(sources), len(summed), len(summed))
-    for i in range(len(summed)):
+    count = axes or len(summed)
+    J = torch.empty(len(sources), count, len(summed))
+    for i in range(count):
         for l, gradient in enumerate(torch.autograd.grad(summed[i], sources, retain_graph=True)):
             J[l, i] = gradient[0, counted].mean(0)
     return J

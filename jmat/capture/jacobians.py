@@ -35,7 +35,7 @@ from jmat.runtime.pytrees import register_dataclass
 
 MAX_TOKENS, SKIP_FIRST = 128, 16
 _FEWEST = 8  # prompts of a process, before their errors are believed
-_ROWS = {"cpu": 4096}  # in one product; on accelerators
+_ROWS = {"cpu": 2048}  # in one product: so many stay in its caches
 _ROWS_ELSEWHERE = 8192
 
 BySite = dict[str, Array]
@@ -124,7 +124,7 @@ def jacobian_sums(
         is at most this; 0: at the end of the text.
       max_tokens: tokens at which a text is cut; no more than the model's positions.
       skip_first: first positions of a text that do not count. Its last one never does.
-      rows: about so many rows are in each product; None: 4,096 on a CPU, else 8,192.
+      rows: about so many rows are in each product; None: 2,048 on a CPU, else 8,192.
       fewest: prompts that are needed; one alone has no error.
       seed: order of the texts.
       devices: default, all local ones.
