@@ -41,7 +41,7 @@ def jacobian_rows(bench: Bench) -> list[Row]:
         import torch
 
         model = rivals.torch_causal_model(bench.folder, bench.dtype)
-        ids = torch.from_numpy(tokens[:1]).long()
+        ids = torch.from_numpy(tokens[:1]).long().to(model.device)
         works["torch"] = lambda: rivals.torch_jacobians(model, ids, axes=axes)
     taken = in_turn(works, bench.repeats)
     rows = seconds_rows("jacobian", {"jmat": taken["jmat"]}, prompts=_PROMPTS, tokens=T)

@@ -89,20 +89,10 @@ def torch_generate(
 ) -> Callable[[], Int[ndarray, "B N"]]:
     """Greedy text by transformers' `generate` with its cache, which no token ends."""
     import torch
-    import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = (
-        transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=getattr(torch, dtype)
-        )
-        .eval()
-        .to(device)
-    )
+    model = torch_causal_model(folder, dtype)
     model.generation_config.eos_token_id = None
-    tokens = torch.from_numpy(prompts).long().to(device)
+    tokens = torch.from_numpy(prompts).long().to(model.device)
 
     def write() -> ndarray:
         with torch.inference_mode():
@@ -135,16 +125,20 @@ def torch_matmul_chain(shapes: Sequence[tuple[int, int, int]], dtype: str) -> Ca
 
 
 def torch_causal_model(folder: pathlib.Path, dtype: str) -> Any:
-    """A causal language model of transformers."""
+    """A causal language model of transformers, on the GPU where there is one."""
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    options: dict[str, Any] = {"attn_implementation": "eager", "dtype": getattr(torch, dtype)}
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, **options
-    ).eval()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=getattr(torch, dtype)
+        )
+        .eval()
+        .to(device)
+    )
 
 
 def torch_jacobians(model: Any, tokens: Any, skip_first: int = 16, axes: int | None = None) -> Any:
