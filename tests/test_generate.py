@@ -154,6 +154,21 @@ def test_greedy_tokens_and_scores_are_those_of_full_passes(gpt2):
     ] == PROMPTS
 
 
+def test_a_penalty_is_for_all_tokens_of_a_text(gpt2):
+    penalty = 2.5
+    found = write(gpt2, repetition_penalty=penalty)
+    for prompt, whole in zip(PROMPTS, found.sequences, strict=True):
+        _, kept = jmat.run(gpt2, whole[None], keep="logits")
+        for at in range(len(prompt), len(whole)):
+            logits = np.array(kept["logits"][0, at - 1])
+            seen = np.unique(whole[:at])
+            logits[seen] = np.where(
+                logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty
+            )
+            assert logits.max() - logits[whole[at]] < 1e-4
+    assert any((a != b).any() for a, b in zip(found.tokens, write(gpt2).tokens, strict=True))
+
+
 def test_long_prompts_are_read_in_pieces(gpt2, monkeypatch):
     prompts = [rng.integers(0, 37, size).tolist() for size in (30, 2, 17)]
     expected = write(gpt2, prompts)
@@ -313,6 +328,15 @@ def test_neither_lengths_nor_numbers_compile_programs(gpt2):
     write(gpt2, [[1] * 8, [2] * 3, [4]], max_new_tokens=11, stop_tokens=[3, 5])
     write(gpt2, max_new_tokens=13)
     assert compiled() == before
+
+
+def test_rows_that_are_split_over_the_devices_are_the_same(gpt2):
+    """Several times, since programs that need all devices at once can wait for one another."""
+    expected = write(gpt2).tokens
+    for _ in range(5):
+        found = write(gpt2, [*PROMPTS, PROMPTS[0]]).tokens
+        for ours, whole in zip(found, (*expected, expected[0]), strict=True):
+            np.testing.assert_array_equal(ours, whole)
 
 
 # --- results --------------------------------------------------------------------------------------

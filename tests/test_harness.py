@@ -156,10 +156,39 @@ def test_requests_of_the_harness_are_answered(loaded, monkeypatch):
     assert harness.loglikelihood([]) == []
     texts = [types.SimpleNamespace(args=(context,)) for context, _ in PAIRS]
     assert harness.loglikelihood_rolling(texts) == expected.texts([context for context, _ in PAIRS])
-    with pytest.raises(
-        NotImplementedError, match="jmat generates no text yet: choose tasks that score"
-    ):
-        harness.generate_until(requests)
+    options = {"until": ["."], "max_gen_toks": 6}
+    asked = [types.SimpleNamespace(args=("Return a new", options))]
+    assert harness.generate_until(asked) == expected.answers([("Return a new", options)])
+
+
+def test_answers_are_generated_text(loaded):
+    """Each request by itself, whatever the others: with its stops, its law and its end."""
+    model, tokenizer = loaded
+    limit = model.config.num_positions
+    found = scorer(*loaded, tokens_per_batch=64)
+    long = "Return a new array with the same shape. " * limit
+    requests = [
+        ("Return a new", {"until": [" array"], "max_gen_toks": 6}),
+        ("The default", {"until": [], "max_gen_toks": 4, "do_sample": False, "temperature": 0.0}),
+        (long, {"until": "zzz", "max_gen_toks": 10 * limit}),
+        ("The default", {"until": [], "max_gen_toks": 4, "do_sample": True, "top_k": 3}),
+        ("The", {"until": [], "max_gen_toks": 4}),
+    ]
+    own = tokenizer([long])["input_ids"][0][-limit // 2 :]
+    options = [
+        {"prompts": "Return a new", "stop_strings": " array", "max_new_tokens": 6},
+        {"prompts": "The default", "max_new_tokens": 4},
+        {"prompts": own, "max_new_tokens": limit // 2, "stop_strings": "zzz"},
+        {"prompts": "The default", "max_new_tokens": 4, "temperature": 1.0, "top_k": 3},
+        {"prompts": "The", "max_new_tokens": 4},
+    ]
+    expected = [jmat.generate(model, tokenizer=tokenizer, **each).texts[0] for each in options]
+    assert found.answers(requests) == expected
+    assert found.answers([]) == []
+    with pytest.raises(ValueError, match="the option 'num_beams' of a request is not implemented"):
+        found.answers([("The", {"num_beams": 4})])
+    with pytest.raises(ValueError, match="max_gen_toks=0: expected a whole number of at least 1"):
+        found.answers([("The", {"max_gen_toks": 0})])
 
 
 def test_the_extra_is_named_where_it_is_missing(loaded, monkeypatch):

@@ -27,7 +27,7 @@ from jmat.models.sites import Site
 from jmat.models.stack import check_head
 from jmat.runtime.arrays import on_host
 from jmat.runtime.checks import check_flag, check_seed, check_several, check_whole
-from jmat.runtime.mesh import usual_batch
+from jmat.runtime.mesh import settled, usual_batch
 from jmat.runtime.shapes import rung
 
 _LOOK_EVERY = 8  # tokens after which the host looks for stop strings
@@ -113,13 +113,13 @@ def generate(
     stops = _checked_stops(stop_tokens, tokenizer, config)
     ids = prompt_ids(prompts, tokenizer, config)
     _check_lengths(ids, max_new_tokens, config)
-    settled = {
+    placed = {
         name: settle(name, site, model, Spans(None, len(ids), NOWHERE).columns)
         for name, site in sites.items()
     }
     rules = Rules(
         law=law,
-        sites=settled,
+        sites=placed,
         stops=np.asarray([*stops, *[-1] * (rung(len(stops) + 1, 4) - len(stops))], np.int32),
         most=np.int32(max_new_tokens),
         key=jax.random.key(seed),
@@ -173,7 +173,9 @@ def _run(
     leaves, structure = jax.tree.flatten(model)
     where = cache.blocks[0].keys.sharding
     over = where if isinstance(where, NamedSharding) and where.mesh.size > 1 else None
-    state = first(leaves, structure, state, x, rules, rows=over)
+    # Several devices agree in every step on whether to go on, and such programs must not overlap.
+    x, state = settled((x, state), over)
+    state = settled(first(leaves, structure, state, x, rules, rows=over), over)
     done = 1
     while True:
         if followers:
@@ -181,7 +183,7 @@ def _run(
         if done >= most or (followers and not np.asarray(state.going).any()):
             return state
         done = min(done + (1 if each else _LOOK_EVERY), most) if followers else most
-        state = write(leaves, structure, state, rules, np.int32(done), rows=over)
+        state = settled(write(leaves, structure, state, rules, np.int32(done), rows=over), over)
 
 
 def _followed(state: State, followers: Sequence[Follower]) -> State:

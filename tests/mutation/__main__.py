@@ -42,6 +42,7 @@ LISTS = (
     "neighbours",
     "zoo",
     "foreign",
+    "decode",
 )
 LIBRARIES = (
     "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "

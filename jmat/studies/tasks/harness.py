@@ -23,6 +23,7 @@ from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site
 from jmat.runtime.checks import check_whole, whole
 from jmat.runtime.mesh import usual_batch
+from jmat.studies.tasks.answers import answers
 from jmat.studies.tasks.scoring import (
     Passage,
     Scoring,
@@ -40,7 +41,7 @@ HarnessLM = Any  # lm_eval.api.model.LM, of a package that may be missing
 class Request(Protocol):
     """Describes a request of the harness."""
 
-    args: tuple[str, ...]
+    args: tuple[Any, ...]  # texts, and the options of an answer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,6 +117,22 @@ class Scorer:
             log_likelihoods(self.model, passages, **self._settings()) if passages else np.zeros(0)
         )
         return np.bincount(np.asarray(owners, np.int64), values, minlength=len(texts)).tolist()
+
+    def answers(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Returns the text that the model writes behind each context, by the options
+        beside it.
+
+        Raises what `jmat.studies.tasks.answers.answers` does.
+        """
+        prefix = self._prefix(special_tokens(self.tokenizer, masked=False))
+        return answers(
+            self.model,
+            self.tokenizer,
+            requests,
+            prefix,
+            sites=self.sites,
+            tokens_per_batch=self.tokens_per_batch,
+        )
 
     def _settings(self) -> Scoring:
         return {"sites": self.sites, "tokens_per_batch": self.tokens_per_batch}
@@ -208,8 +225,6 @@ def harness_model(
             return given.texts([request.args[0] for request in requests])
 
         def generate_until(self, requests: Sequence[Request]) -> list[str]:
-            raise NotImplementedError(
-                "jmat generates no text yet: choose tasks that score given answers or whole texts."
-            )
+            return given.answers([(request.args[0], request.args[1]) for request in requests])
 
     return HarnessModel()
