@@ -145,6 +145,7 @@ ORACLES = {
     "mean": lambda X, Y, new: np.broadcast_to(Y.mean(0), new.shape),
     "mat": lambda X, Y, new: new @ np.linalg.lstsq(X, Y, rcond=None)[0],
     "affine": lambda X, Y, new: LinearRegression().fit(X, Y).predict(new),
+    "future_sum": lambda X, Y, new: LinearRegression().fit(X, Y).predict(new),
     "ridge:1e-2": ridge(share),
     "ridge": ridge(validation),
     "toward_id:1e-2": toward_id(share),

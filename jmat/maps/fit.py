@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jmat.capture.activations import capture
+from jmat.capture.future import future_sums
 from jmat.capture.pullback import check_sites
 from jmat.capture.reading import mask_token_of, predictions_in
 from jmat.data.batches import Batch
@@ -136,6 +137,8 @@ def fit_map(
     split = _positions(model, inputs, tokenizer, tokens, seed)
     acts = capture(model, split, dict.fromkeys(sites), progress=progress)
     X, Y = (acts[site] for site in sites)
+    if wanted.entry.sums_future:
+        Y = future_sums(model, split, sites[1], progress=progress)
     fitted = dataclasses.replace(wanted, name=AFFINE) if intercept else wanted
     if fitted.name in (MAT, AFFINE) and weights == EQUAL:
         solve = lstsq if solver == "qr" else plain_lstsq

@@ -51,6 +51,8 @@ class Entry:
       is_pooled: one map serves all source layers; it is fitted to the moments of all
         together.
       is_square: source and target must be equally wide.
+      sums_future: the target of the fit is the sum of the target over a position and
+        all later ones (`jmat.capture.future`).
     """
 
     fit: Callable[[Regression, Any], Map] | None
@@ -65,6 +67,7 @@ class Entry:
     needs_head: bool = False
     is_pooled: bool = False
     is_square: bool = False
+    sums_future: bool = False
 
 
 def _none(text: str) -> None:
@@ -135,6 +138,7 @@ KINDS: dict[str, Entry] = {
     ),
     "tuned": Entry(None, _none, "tuned", lens.tuned, needs_head=True),
     "mlp": Entry(None, _whole, "mlp:64", lens.hidden, needs_head=True),
+    "future_sum": Entry(closed_forms.affine, _none, "future_sum", sums_future=True),
     "jacobian": Entry(None, _error, "jacobian:0.05", derive=jacobian.lens),
     "jacobian_no_bias": Entry(
         None, _error, "jacobian_no_bias:0.05", derive=jacobian.lens_without_bias
@@ -174,7 +178,8 @@ class Kind:
     @property
     def needs_activations(self) -> bool:
         """Returns whether the kind is fitted to stored activations, not to moments."""
-        return self.entry.train is not None or self.entry.choose is not None
+        entry = self.entry
+        return entry.train is not None or entry.choose is not None or entry.sums_future
 
     @property
     def exact(self) -> "Kind":

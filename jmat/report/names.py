@@ -27,6 +27,7 @@ MAPS = {
     "kl": "map trained on KL",
     "mse": "map trained on squared error",
     "tuned": "tuned lens",
+    "future_sum": "affine map to later streams too",
     "jacobian": "Jacobian lens",
     "jacobian_no_bias": "Jacobian lens without bias",
     "jacobian_shrunk": "Jacobian lens, shrunk",

@@ -204,11 +204,20 @@ def read_statistics(
         return stream_moments(
             subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar
         )
-    if settings.fit_tokens == "all":
-        split = split.with_examples(tokens_read(subject, split, "all", settings))
+    split = fit_split(subject, settings)
     return list(
         subject.capture(split, stream_sites(L), progress=subject.bar("capture fit")).values()
     )
+
+
+def fit_split(subject: Subject, settings: FitSettings) -> Split:
+    """Returns the sentences, as the model reads them, with the tokens to fit on as
+    examples.
+    """
+    split = as_read(subject, settings.fit_tokens).fit
+    if settings.fit_tokens == "sampled":
+        return split
+    return split.with_examples(tokens_read(subject, split, "all", settings))
 
 
 def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:

@@ -48,6 +48,7 @@ def fit_zoo(
     *,
     weights: str = EQUAL,
     jacobians: Jacobians = MappingProxyType({}),
+    future: Float[ndarray, "N D"] | None = None,
     seed: int = 0,
     progress: str | None = None,
 ) -> Fits:
@@ -61,6 +62,8 @@ def fit_zoo(
       layers: source layers.
       weights: of the tokens in closed forms (`jmat.maps.weighting`).
       jacobians: of the final layer, for kinds that are derived from them.
+      future: sums of h_L over the positions from each token on, for kinds that are
+        fitted to them.
       seed: order of the tokens that a kind is trained on.
       progress: what the progress bar says; None shows none.
 
@@ -82,7 +85,14 @@ def fit_zoo(
 
     def work(layer: int) -> tuple[Moments, list[Map]]:
         pair = Regression(layer_moments(model, statistics, layer, weights), metric)
-        maps = [fit_kind(kind, pair) for kind in own]
+        later = (
+            pair
+            if future is None
+            else Regression(
+                layer_moments(model, [*_stored(statistics)[:-1], future], layer, weights)
+            )
+        )
+        maps = [fit_kind(kind, later if kind.entry.sums_future else pair) for kind in own]
         maps += [derive_kind(kind, jacobians[kind.wanted_error][layer], pair) for kind in derived]
         return pair.moments, maps
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jaxtyping import Shaped
 from numpy import ndarray
 
+from jmat.capture.future import future_sums
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, Split, target_tokens
 from jmat.maps.kinds import MAT, parse_kinds
@@ -16,6 +17,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.flops import block_flops
+from jmat.models.sites import stream_sites
 from jmat.report.notes import noted
 from jmat.report.results import Results
 from jmat.report.rows import Row
@@ -23,7 +25,7 @@ from jmat.report.tables import format_table
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, chosen_layers
 from jmat.studies.evaluation import evaluate, metric_rows
-from jmat.studies.fitting import FitSettings, read_statistics
+from jmat.studies.fitting import FitSettings, fit_split, read_statistics
 from jmat.studies.map_zoo.fits import fit_seconds, fit_zoo
 from jmat.studies.map_zoo.jacobians import jacobian_rows, read_jacobians
 from jmat.studies.map_zoo.plots import plot_bytes, plot_layers
@@ -143,8 +145,17 @@ def run(
     jacobians, passes = read_jacobians(subject, options, kinds, layers)
     statistics, seed = read_statistics(subject, options, "final"), options.seed
     fitting: Keywords = {"weights": options.weights, "seed": seed}
+    targets_of_kinds: Keywords = {"jacobians": jacobians, "future": None}
+    if any(kind.entry.sums_future for kind in kinds):
+        targets_of_kinds["future"] = future_sums(
+            model,
+            fit_split(subject, options),
+            stream_sites(L)[-1],
+            tokens_per_batch=options.tokens_per_batch,
+            progress=subject.bar("capture what follows"),
+        )
     bar = subject.bar("fit")
-    fits = fit_zoo(model, statistics, kinds, layers, jacobians=jacobians, progress=bar, **fitting)
+    fits = fit_zoo(model, statistics, kinds, layers, progress=bar, **targets_of_kinds, **fitting)
     seconds = {}
     if options.clock:
         seconds = fit_seconds(model, statistics, kinds, layers, **fitting) | passes
