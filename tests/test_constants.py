@@ -110,7 +110,7 @@ OPTIONS = {
     }
     | {"learning_rate": 0.003, "kl_weight": 0.0, "distil_loss": "relative"},
     "probe": SHARED | {"classifier": "ridge"},
-    "peek": SHARED | {"layers": (), "top": 5},
+    "peek": SHARED | {"layers": (), "top": 5, "kinds": ()},
     "cross_corpus": SHARED | {"sizes": (), "layers": ()},
     "tasks": SHARED,
     "verify": SHARED | {"dtype": "float32"},

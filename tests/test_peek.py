@@ -14,11 +14,15 @@ from jmat.checkpoint.load import load
 from jmat.data.examples import mask_positions
 from jmat.forward import logits, run
 from jmat.maps.files import MapsInfo, save_maps
+from jmat.maps.fit import fit_map
+from jmat.maps.sharing import save_maps as save_lens
 from jmat.maps.types import Identity, Linear
 from jmat.models.sites import stream_sites
 from jmat.runtime.digests import model_hash
+from jmat.studies.peek import Options
 from jmat.studies.peek import predictions as peeking
-from jmat.studies.peek.page import page, percent
+from jmat.studies.peek import run as run_peek
+from jmat.studies.peek.page import number, page, percent
 from tests import scripts
 
 REFERENCE = "tests/data/reference"
@@ -148,6 +152,32 @@ def test_sentences_must_have_tokens_that_fit(gpt2):
             peeking.all_positions(sentences, tokenizer, max_length=128, masked=False)
     with pytest.raises(ValueError, match="top=0: expected 1 to 768"):
         peeking.top_predictions(gpt2[1], Identity(), gpt2[4][0], 0)
+
+
+def test_measures_compare_every_reading_with_the_full_model(gpt2):
+    found, model, _, split, streams, shortcuts = gpt2
+    full = np.asarray(jax.nn.log_softmax(logits(model, streams[4])), np.float64)
+    for kind, maps in shortcuts.items():
+        for layer in found["layers"]:
+            scores = np.asarray(logits(model, maps[layer](jnp.asarray(streams[layer]))), np.float64)
+            log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+            expected = {
+                "entropy": -(np.exp(log_p) * log_p).sum(-1),
+                "kl": (np.exp(full) * (full - log_p)).sum(-1),
+                "rank": 1
+                + (log_p > np.take_along_axis(log_p, full.argmax(-1)[:, None], -1)).sum(-1),
+            }
+            for row, sentence in enumerate(found["sentences"]):
+                measures = sentence["measures"][kind]
+                assert list(measures) == ["entropy", "kl", "rank"]
+                for name, values in expected.items():
+                    np.testing.assert_allclose(
+                        measures[name][layer],
+                        values[split.rows == row],
+                        rtol=2e-3,
+                        atol=2e-4,
+                        err_msg=f"{kind} {layer} {name}",
+                    )
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -295,7 +325,7 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
             for cell, top, full in zip(row[1:], tops, by_layer[-1], strict=True):
                 assert cell["text"] == peeking.visible(top[0][0])
                 assert ("same" in cell.get("class", "")) == (top[0][0] == full[0][0])
-                assert cell["style"] == f"--p:{np.sqrt(top[0][1]):.3f}"
+                assert cell["style"].split(";")[0] == f"--p:{np.sqrt(top[0][1]):.3f}"
                 assert cell["aria-label"].startswith(f"{cell['text']}, {percent(top[0][1])}")
     data = json.loads(read_back.script[0])
     for shown, sentence in zip(data["sentences"], found["sentences"], strict=True):
@@ -304,6 +334,49 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
                 [[[peeking.visible(t), p] for t, p in top] for top in tops] for tops in by_layer
             ]
             assert shown["predictions"][kind] == named
+
+
+def test_cells_hold_measures_and_buttons_show_them(gpt2, hostile):
+    found, text = gpt2[0], page(gpt2[0])
+    values = [
+        v
+        for s in found["sentences"]
+        for m in s["measures"].values()
+        for row in m["kl"]
+        for v in row
+    ]
+    for about, (_, *body) in Page(text).tables:
+        measures = found["sentences"][int(about["data-sentence"])]["measures"][about["data-map"]]
+        for k, row in enumerate(reversed(body)):
+            for t, cell in enumerate(row[1:]):
+                style = dict(part.split(":") for part in cell["style"].split(";"))
+                for name, by_layer in measures.items():
+                    assert cell[f"data-{name}"] == number(by_layer[k][t])
+                    assert 0 <= float(style[f"--{name}"]) <= 1
+                fill = np.sqrt(max(measures["kl"][k][t], 0) / max(values))
+                assert float(style["--kl"]) == pytest.approx(fill, abs=6e-4)
+                assert cell["aria-label"].endswith(
+                    f", entropy {cell['data-entropy']}, KL {cell['data-kl']}, rank {cell['data-rank']}"
+                )
+                assert (cell["data-rank"] == "1") == ("same" in cell.get("class", ""))
+    buttons = {"every", "only-0", "only-1", "view-token", "view-entropy", "view-kl", "view-rank"}
+    assert {value for name, value in Page(text).attributes if name == "id"} >= buttons
+    for n in range(2):
+        assert f":root:has(#only-{n}:checked) figure:not([data-n='{n}'])" in text
+    shown = Page(text).script
+    data = json.loads(shown[0])["sentences"]
+    assert [each["measures"] for each in data] == [s["measures"] for s in found["sentences"]]
+    # a page of an older peek.json has none
+    assert "view-kl" not in {
+        value for name, value in Page(page(hostile)).attributes if name == "id"
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (3.0, "3"), (0.126, "0.13"), (12.345, "12.35"), (123.4, "123")]
+)
+def test_measures_are_short(value, text):
+    assert number(value) == text
 
 
 def test_no_token_breaks_out_and_nothing_is_loaded(hostile):
@@ -336,6 +409,84 @@ def test_tables_are_grids_that_the_keyboard_can_enter(gpt2):
 )
 def test_percent(p, text):
     assert percent(p) == text
+
+
+# --- kinds of maps ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kinds_of(gpt2, gpt2_examples):
+    """Reads a sentence through some kinds of maps."""
+    model, tokenizer = gpt2[1:3]
+
+    def read_kinds(maps=None, **options):
+        examples = None if maps is not None else gpt2_examples
+        found = run_peek(
+            model,
+            SENTENCES[:1],
+            Options(**options),
+            tokenizer=tokenizer,
+            maps=maps,
+            examples=examples,
+        )
+        return found.peek["layers"], found.peek["sentences"][0]["measures"]
+
+    return read_kinds
+
+
+def test_kinds_are_fitted_and_read_in_order(gpt2, gpt2_examples, kinds_of):
+    layers, measures = kinds_of(kinds=["rank:3", "id", "mat"], layers=[1, 3])
+    assert (layers, list(measures)) == ([1, 3, 4], ["rank:3", "id", "mat"])
+    assert list(kinds_of(layers=[1])[1]) == ["id", "mat"]
+    model, tokenizer = gpt2[1:3]
+    fit = fit_map(model, gpt2_examples.fit, 3, 4, kind="rank:3")
+    split = peeking.all_positions(SENTENCES[:1], tokenizer, max_length=128, masked=False)
+    acts = capture(model, split, ["block.2", "block.3"])
+    full, low = (
+        jax.nn.log_softmax(logits(model, x)) for x in (acts["block.3"], fit.map(acts["block.2"]))
+    )
+    expected = (jnp.exp(full) * (full - low)).sum(-1)
+    np.testing.assert_allclose(measures["rank:3"]["kl"][1], expected, rtol=1e-2)
+
+
+def test_given_maps_are_of_any_kind(gpt2, kinds_of, tmp_path):
+    model, mats = gpt2[1], gpt2[5]["mat"]
+    maps = {f"tuned.{layer}.4": mats[layer] for layer in range(4)}
+    maps |= {f"jacobian.{layer}.4": mats[layer] for layer in (1, 3)}
+    maps |= {"mat.1.2": mats[1], "attn.1": mats[1]}
+    layers, measures = kinds_of(maps)
+    assert (layers, list(measures)) == ([1, 3, 4], ["id", "tuned", "jacobian"])
+    assert measures["tuned"] == measures["jacobian"] != measures["id"]
+    layers, measures = kinds_of(maps, kinds=["tuned"])
+    assert (layers, list(measures)) == ([0, 1, 2, 3, 4], ["tuned"])
+    save_lens(
+        tmp_path / "lens",
+        {name: each for name, each in maps.items() if "tuned" in name},
+        model=model,
+        format="tuned-lens",
+    )
+    assert kinds_of(tmp_path / "lens", kinds=["tuned"])[0] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("maps", "options", "message"),
+    [
+        (None, {"kinds": ["rnk:3"]}, "'rnk:3' is no kind of map; did you mean 'rank'"),
+        (None, {"kinds": ["rank:65"]}, "rank 65, above the width 64"),
+        (None, {"kinds": ["jacobian"]}, "'jacobian' is derived from gradients, and peek does not"),
+        (None, {"kinds": "mat"}, "kinds='mat': expected a list"),
+        ({}, {"kinds": ["tuned"]}, "maps= has no kind 'tuned'; it has id, mat"),
+        ({}, {"layers": [2]}, "maps= has no map mat.2.4"),
+        ({"mat.1.2": None}, {}, "maps= has no map to layer 4, the last"),
+        ({"tuned.2.4": None}, {}, "no layer from which maps of all kinds lead: id, tuned, mat"),
+    ],
+)  # fmt: skip
+def test_kinds_that_there_are_not_are_refused(gpt2, kinds_of, maps, options, message):
+    given = None if maps is None else dict.fromkeys(maps, Identity())
+    if given is not None and "mat.1.2" not in given:
+        given["mat.1.4"] = gpt2[5]["mat"][1]
+    with pytest.raises(ValueError, match=message):
+        kinds_of(given, **options)
 
 
 # --- the experiment -------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ LISTS = {
     "layers": ["1", "2"],
     "sizes": ["7", "9"],
     "maps": ["mat_ffn"],
+    "kinds": ["rank:3"],
     "method": ["map"],
     "studies": ["r2", "peek"],
 }

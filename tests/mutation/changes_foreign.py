@@ -124,4 +124,25 @@ CHANGES = [
         "of two names of one site the last counts",
         "test_site_names.py",
     ),
+    Change(
+        "jmat/studies/peek/measures.py",
+        "place_of_full = rank(short, jnp.argmax(full, axis=-1)",
+        "place_of_full = rank(full, jnp.argmax(short, axis=-1)",
+        "the rank is that of the reading's token in the full model",
+        "test_peek.py",
+    ),
+    Change(
+        "jmat/studies/peek/page.py",
+        'return math.sqrt(max(share, 0.0)) if name == "kl" else share',
+        "return share",
+        "small KLs cannot be told apart",
+        "test_peek.py",
+    ),
+    Change(
+        "jmat/studies/peek/readings.py",
+        "layers = [layer for layer in range(L) if all(layer in found[kind] for kind in chosen)]",
+        "layers = range(L)",
+        "a lens without a map from the embedding is refused",
+        "test_peek.py",
+    ),
 ]

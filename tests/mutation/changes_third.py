@@ -528,8 +528,8 @@ _SECOND = [
     ),
     Change(
         "jmat/maps/files.py",
-        "if width is not None and shape != (width,) * len(shape):",
-        "if width is not None and shape[:1] != (width,):",
+        "if shape != (width,) * len(shape):",
+        "if shape[:1] != (width,):",
         "maps to another width are taken",
         "test_maps.py test_peek.py",
     ),

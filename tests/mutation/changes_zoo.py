@@ -113,8 +113,8 @@ CHANGES = [
     ),
     Change(
         "jmat/maps/forms.py",
-        'default = "y = x @ W + bias" if about["bias"] else "y = x @ W"',
-        'default = "y = x @ W"',
+        'apply = "y = x @ W + bias" if about["bias"] else "y = x @ W"',
+        'apply = "y = x @ W"',
         "old files of maps lose their biases",
         _FILES,
     ),

@@ -10,14 +10,18 @@ import html
 import json
 import math
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jmat.report.names import readable
+from jmat.studies.peek.measures import MEASURES
 from jmat.studies.peek.predictions import Peek, Sentence, Top, visible
 
 _ABOUT = {
     "id": "the layer's stream, read directly",
     "mat": "the same through a linear map to the final layer",
 }
+_SHOWN = {"entropy": "entropy", "kl": "KL", "rank": "rank"}  # measures → what a button says
 _WIDEST = 14  # characters of a token that a column makes room for
 _TASK = {
     "next": "the token that follows",
@@ -31,7 +35,13 @@ def page(peek: Peek) -> str:
     sections = [
         _section(peek, number, sentence) for number, sentence in enumerate(peek["sentences"])
     ]
+    kinds = list(dict.fromkeys(kind for each in peek["sentences"] for kind in each["predictions"]))
     return template.substitute(
+        rules=_rules(len(kinds)),
+        shows=_buttons(
+            "show", ["all", *kinds], ["every", *(f"only-{n}" for n in range(len(kinds)))]
+        ),
+        views=_views(peek),
         model=_text(peek["model"]),
         task=_TASK[peek["task"]],
         blocks=peek["blocks"],
@@ -39,6 +49,68 @@ def page(peek: Peek) -> str:
         sections="\n".join(sections),
         data=_script_data(peek),
     )
+
+
+def _rules(kinds: int) -> str:
+    """Returns style rules by which a button hides the tables of all other kinds."""
+    return "\n".join(
+        f":root:has(#only-{n}:checked) figure:not([data-n='{n}']) {{ display: none; }}"
+        for n in range(kinds)
+    )
+
+
+def _buttons(name: str, texts: Sequence[str], ids: Sequence[str]) -> str:
+    """Returns buttons of which one is pressed, at first the first."""
+    return "".join(
+        f'<label><input type="radio" name="{name}" id="{id_}"{"" if k else " checked"}>'
+        f"<span>{_text(text)}</span></label>"
+        for k, (id_, text) in enumerate(zip(ids, texts, strict=True))
+    )
+
+
+def _views(peek: Peek) -> str:
+    """Returns the buttons that choose what cells show, and what their colours mean;
+    nothing where there are no measures.
+    """
+    largest = _largest(peek)
+    if not largest:
+        return ""
+    buttons = _buttons(
+        "view", ["token", *_SHOWN.values()], ["view-token", *map("view-{}".format, _SHOWN)]
+    )
+    keys = "".join(
+        f'<div class="key for-{name}">{_text(MEASURES[name])}{", nats" if name != "rank" else ""}: '
+        f'<div class="ramp" aria-hidden="true"><span style="left:0%">{1 if name == "rank" else 0}</span>'
+        f'<span style="left:100%">{number(most)}</span></div></div>'
+        for name, most in largest.items()
+    )
+    return f"<fieldset><legend>In cells</legend>\n{buttons}</fieldset>{keys}"
+
+
+def _largest(peek: Peek) -> dict[str, float]:
+    """Returns the largest value of each measure on the page."""
+    measured = [
+        each for sentence in peek["sentences"] for each in sentence.get("measures", {}).values()
+    ]
+    return {
+        name: max(value for each in measured for row in each[name] for value in row)
+        for name in (_SHOWN if measured else ())
+    }
+
+
+def number(value: float) -> str:
+    """Returns a measure as people read it, to three digits or as a whole number."""
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
+
+
+def _fill(name: str, value: float, most: float) -> float:
+    """Returns how full a cell's colour is for a measure, 0..1; small values of KL and
+    rank differ visibly.
+    """
+    if name == "rank":
+        return math.log(value) / math.log(most) if most > 1 else 0.0
+    share = value / most if most > 0 else 0.0
+    return math.sqrt(max(share, 0.0)) if name == "kl" else share
 
 
 def shade(probability: float) -> float:
@@ -49,7 +121,10 @@ def shade(probability: float) -> float:
 
 
 def _section(peek: Peek, number: int, sentence: Sentence) -> str:
-    tables = [_table(peek, number, kind) for kind in sentence["predictions"]]
+    largest = _largest(peek)
+    tables = [
+        _table(peek, number, kind, n, largest) for n, kind in enumerate(sentence["predictions"])
+    ]
     heading = f'<h2 id="s{number}"><bdi>{_text(sentence["text"])}</bdi></h2>'
     return (
         f'<section aria-labelledby="s{number}">{heading}\n<div '
@@ -57,12 +132,12 @@ def _section(peek: Peek, number: int, sentence: Sentence) -> str:
     )
 
 
-def _table(peek: Peek, number: int, kind: str) -> str:
+def _table(peek: Peek, number: int, kind: str, n: int, largest: Mapping[str, float]) -> str:
     """Returns a table of the layers from the last, on top, to the embedding; the first
     cell of the top row is where the Tab key enters.
     """
     sentence = peek["sentences"][number]
-    by_layer = sentence["predictions"][kind]
+    by_layer, measures = sentence["predictions"][kind], sentence.get("measures", {}).get(kind, {})
     heads = "".join(
         '<th scope="col" role="columnheader" '
         f'style="min-width:{width}ch"><bdi>{_token(token)}</bdi></th>'
@@ -72,20 +147,30 @@ def _table(peek: Peek, number: int, kind: str) -> str:
     for k in reversed(range(len(by_layer))):
         label = _layer_label(peek["layers"][k], peek["blocks"])
         cells = [
-            _cell(top, full[0][0]) for top, full in zip(by_layer[k], by_layer[-1], strict=True)
+            _cell(
+                top,
+                full[0][0],
+                {name: (values[k][t], largest[name]) for name, values in measures.items()},
+            )
+            for t, (top, full) in enumerate(zip(by_layer[k], by_layer[-1], strict=True))
         ]
         rows.append(
             f'<tr role="row"><th scope="row" role="rowheader">{label}</th>{"".join(cells)}</tr>\n'
         )
     rows[0] = rows[0].replace('tabindex="-1"', 'tabindex="0"', 1)
-    caption = f"<b>{_text(kind)}</b> {_text(_ABOUT.get(kind, ''))}"
+    caption = f"<b>{_text(kind)}</b> {_text(_about(kind))}"
     return (
-        f'<figure data-map="{_text(kind)}"><figcaption id="c{number}-{_text(kind)}">{caption}</figcaption>\n'
-        f'<div class="scroll"><table role="grid" translate="no" aria-labelledby="s{number} c{number}-{_text(kind)}"'
+        f'<figure data-n="{n}"><figcaption id="c{number}-{n}">{caption}</figcaption>\n'
+        f'<div class="scroll"><table role="grid" translate="no" aria-labelledby="s{number} c{number}-{n}"'
         f' data-sentence="{number}" data-map="{_text(kind)}">\n'
         f'<thead><tr role="row"><th scope="col" role="columnheader" class="corner">layer</th>{heads}</tr></thead>\n'
         f"<tbody>{''.join(rows)}</tbody></table></div></figure>\n"
     )
+
+
+def _about(kind: str) -> str:
+    """Returns how a kind of map reads a layer."""
+    return _ABOUT.get(kind, f"the same through the {readable(kind)}")
 
 
 def token_table(peek: Peek, number: int, kind: str) -> str:
@@ -109,7 +194,7 @@ def token_table(peek: Peek, number: int, kind: str) -> str:
             cells.append(f"<td{same} {look}><bdi>{_token(token)}</bdi></td>")
         label = _layer_label(peek["layers"][k], peek["blocks"])
         rows.append(f'<tr><th scope="row">{label}</th>{"".join(cells)}</tr>\n')
-    caption = f"{kind}: {_ABOUT.get(kind, kind)}"
+    caption = f"{kind}: {_about(kind)}"
     return (
         f'<details open><summary>{_text(caption)}</summary>\n<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{_text(caption)}"><table class="tokens" translate="no">\n'
@@ -135,13 +220,20 @@ def _layer_label(layer: int, blocks: int) -> str:
     return f"{layer}<small>{note}</small>" if note else str(layer)
 
 
-def _cell(top: Top, full: str) -> str:
+def _cell(top: Top, full: str, measures: Mapping[str, tuple[float, float]]) -> str:
+    """Returns a cell; `measures` are values, and the largest ones on the page."""
     token, probability = top[0]
     agrees = token == full
     spoken = f"{visible(token)}, {percent(probability)}{', as the full model' if agrees else ''}"
+    fills = {"p": shade(probability)}
+    data = ""
+    for name, (value, most) in measures.items():
+        spoken += f", {_SHOWN[name]} {number(value)}"
+        fills[name] = _fill(name, value, most)
+        data += f' data-{name}="{number(value)}"'
+    style = ";".join(f"--{name}:{fill:.3f}" for name, fill in fills.items())
     return (
-        f'<td role="gridcell" tabindex="-1"{" class=same" if agrees else ""} '
-        f'style="--p:{shade(probability):.3f}" '
+        f'<td role="gridcell" tabindex="-1"{" class=same" if agrees else ""} style="{style}"{data} '
         f'aria-label="{_text(spoken)}"><bdi>{_token(token)}</bdi></td>'
     )
 
@@ -183,6 +275,7 @@ def _script_data(peek: Peek) -> str:
                     ]
                     for kind, by_layer in sentence["predictions"].items()
                 },
+                "measures": sentence.get("measures", {}),
             }
             for sentence in peek["sentences"]
         ],

@@ -1,12 +1,12 @@
 """Reads what every layer already predicts at every position of a sentence: the top
-tokens, read by `id` and by `mat`.
+tokens, read by several kinds of maps.
 
 A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N positions of
 all sentences, K top tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.report.rows import Row
 from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
+from jmat.studies.peek.measures import MEASURES, measure
 
 Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
 
@@ -43,7 +44,8 @@ _LONG = 10_000  # tokens of a sentence that are counted, for the error
 
 class Sentence(TypedDict):
     """Holds a sentence and what is predicted there: map → layer (in the order of the
-    `Peek`) → position → top tokens.
+    `Peek`) → position → top tokens; and likewise map → measure → layer → position →
+    value (`jmat.studies.peek.measures`).
     """
 
     text: str
@@ -52,6 +54,7 @@ class Sentence(TypedDict):
     # word
     shown: int
     predictions: dict[str, list[list[Top]]]
+    measures: NotRequired[dict[str, dict[str, list[list[float]]]]]
 
 
 class Peek(TypedDict):
@@ -165,6 +168,11 @@ def peek(
         for kind, maps in shortcuts.items()
     }
 
+    measured = {
+        kind: [measure(model, maps[layer], streams[layer], streams[-1]) for layer in layers]
+        for kind, maps in shortcuts.items()
+    }
+
     def named(kind: str, positions: ndarray) -> list[list[Top]]:
         return [[texts.top(ids[n], p[n]) for n in positions] for ids, p in read[kind]]
 
@@ -180,6 +188,9 @@ def peek(
                 "tokens": [*map(texts, tokens.tolist())],
                 "shown": shown,
                 "predictions": predictions,
+                "measures": {
+                    kind: _values(by_layer, positions) for kind, by_layer in measured.items()
+                },
             }
         )
     task = "next" if model.config.causal else "masked"
@@ -195,6 +206,16 @@ def peek(
 @jax.jit
 def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
     return shortcut(x)
+
+
+def _values(
+    by_layer: Sequence[Mapping[str, ndarray]], positions: ndarray
+) -> dict[str, list[list[float]]]:
+    """Returns measures at some positions, to four digits."""
+    return {
+        name: [[float(f"{value:.4g}") for value in values[name][positions]] for values in by_layer]
+        for name in MEASURES
+    }
 
 
 def _shown(tokens: Int[ndarray, " T"], tokenizer: KnowsSpecialTokens) -> int:

@@ -1,5 +1,5 @@
-"""Reads each position of given sentences at each layer: directly (`id`), and through a
-map to the end (`mat`).
+"""Reads each position of given sentences at each layer: directly (`id`), and through
+maps to the end, such as `mat`.
 """
 
 import dataclasses
@@ -14,11 +14,9 @@ from jmat.capture.shared import SharedActivations
 from jmat.checkpoint import parameters
 from jmat.data.corpus import sentences_fingerprint
 from jmat.data.encoding import Tokenizer, check_text
-from jmat.data.examples import Examples, Split, fingerprint, mask_positions
+from jmat.data.examples import Examples, Split, mask_positions
 from jmat.forward import logits
 from jmat.maps.compact import Map
-from jmat.maps.files import read_maps
-from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer, check_model
@@ -26,10 +24,9 @@ from jmat.models.sites import Site, stream_sites
 from jmat.report.notes import format_notes, noted
 from jmat.report.results import Results
 from jmat.report.rows import Row
-from jmat.runtime.checks import check_whole, chosen_layers
+from jmat.runtime.checks import check_several, check_whole, chosen_layers
 from jmat.runtime.digests import model_hash
 from jmat.runtime.files import save_atomically
-from jmat.studies.fitting import announce_ranks
 from jmat.studies.peek.page import page
 from jmat.studies.peek.predictions import (
     Peek,
@@ -39,7 +36,8 @@ from jmat.studies.peek.predictions import (
     peek,
     peek_rows,
 )
-from jmat.studies.settings import Say, Settings, check_head, read_subject
+from jmat.studies.peek.readings import check_kinds, fitted_maps, given_maps
+from jmat.studies.settings import Say, Settings, check_head
 
 FILES = ("peek.json", "peek.html")
 DEFAULT_SENTENCES = (
@@ -55,17 +53,22 @@ class Options(Settings):
     """Holds the settings of the study.
 
     Attributes:
-      layers: layers to read; none: all. The last one is always there.
+      layers: layers to read; none: all, or all from which there are maps. The last one
+        is always there.
       top: number of the most probable tokens to show.
+      kinds: kinds of maps to read with, such as `id` and `rank:64`; none: `id` and
+        `mat`, or `id` and all kinds of given maps.
     """
 
     layers: Sequence[int | str] = ()
     top: int = 5
+    kinds: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is not valid."""
         super().__post_init__()
         check_whole("top", self.top, 1)
+        check_several("kinds", self.kinds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,8 +117,9 @@ def run(
         None: three as docstrings have them.
       options: the settings.
       tokenizer: the model's.
-      maps: maps to the final layer by name (`mat.3.12`), or the folder in which
-        `layer_jump` saved them; None: maps are fitted on `examples`.
+      maps: maps to the final layer by name (`mat.3.12`), or what `jmat.load_maps`
+        reads: a folder that `layer_jump` or `map_zoo` wrote, a tuned lens, a Jacobian
+        lens; None: maps are fitted on `examples`.
       examples: examples, or texts, on which maps are fitted.
       say: prints what happens now, beside progress bars; None: quiet.
       shared: activations that other studies of the model read, too; None: this one
@@ -126,7 +130,8 @@ def run(
 
     Raises:
       ValueError: no tokenizer; a sentence that is empty or too long; a layer that the
-        model does not have; neither maps nor examples, or both; maps of another model.
+        model does not have; neither maps nor examples, or both; maps of another model;
+        a kind that there is not, or that cannot be fitted here.
 
     Examples:
       >>> import jmat
@@ -138,7 +143,9 @@ def run(
       >>> results.rows[0]["token"]
       'Returns'
     """
-    sentences, layers, split = check(model, sentences, options, tokenizer=tokenizer)
+    sentences, layers, split = check(
+        model, sentences, options, tokenizer=tokenizer, fits=maps is None
+    )
     assert tokenizer is not None  # `check` has refused that
     if (maps is None) == (examples is None):
         raise ValueError(
@@ -146,14 +153,23 @@ def run(
         )
     L, sites = model.config.layers, stream_sites(model.config.layers)
     if maps is not None:
-        linear = _given_maps(model, maps, layers)
+        asked = layers if options.layers else None
+        readings = given_maps(model, maps, options.kinds, asked)
         text = {"maps": str(maps) if isinstance(maps, str | pathlib.Path) else "given"}
     else:
-        linear, text = _fitted_maps(model, examples or (), options, tokenizer, say, shared)
+        readings, text = fitted_maps(
+            model,
+            examples or (),
+            options,
+            options.kinds,
+            layers,
+            tokenizer=tokenizer,
+            say=say,
+            shared=shared,
+        )
     acts = capture(model, mask_positions(split, mask_token_of(model, tokenizer)), sites)
     shortcuts: dict[str, dict[int, Site]] = {
-        "id": {layer: Identity() for layer in layers},
-        "mat": {layer: linear[layer] if layer < L else Identity() for layer in layers},
+        kind: {**by_layer, L: Identity()} for kind, by_layer in readings.items()
     }
     streams = [acts[site] for site in sites]
     name = pathlib.Path(model.name).name
@@ -188,9 +204,10 @@ def check(
     options: Options,
     *,
     tokenizer: Tokenizer | None,
+    fits: bool = True,
 ) -> tuple[list[str], list[int], Split]:
     """Returns the sentences, the layers to read and every position; arguments as for
-    `run`.
+    `run`. `fits` says that maps are fitted here.
 
     Raises:
       ValueError: as `run`, for these arguments.
@@ -198,6 +215,8 @@ def check(
     check_model(model)
     check_head(model)
     check_top(options.top, model.config)
+    if fits:
+        check_kinds(options.kinds, model.config)
     L, masked = model.config.layers, not model.config.causal
     layers = sorted({*chosen_layers(options.layers, L), L})
     if tokenizer is None:
@@ -220,44 +239,3 @@ def without_gap(text: str, tokenizer: Tokenizer, masked: bool) -> str:
     """
     before, after = text.split("___")
     return before + str(getattr(tokenizer, "mask_token", "")) + after if masked else before.rstrip()
-
-
-def _given_maps(
-    model: Transformer, maps: Mapping[str, Map] | str | pathlib.Path, layers: Sequence[int]
-) -> dict[int, Map]:
-    """Returns the maps from the layers to the final one; those of a folder are refused
-    if they are another model's.
-    """
-    config, source = model.config, "maps="
-    if isinstance(maps, str | pathlib.Path):
-        source = str(maps)
-        maps, _ = read_maps(maps, model_hash=model_hash(parameters(model)), width=config.width)
-    names = {layer: f"mat.{layer}.{config.layers}" for layer in layers if layer < config.layers}
-    if missing := [name for name in names.values() if name not in maps]:
-        raise ValueError(
-            f"{source} has no map {missing[0]}; expected what experiments.layer_jump saves."
-        )
-    return {layer: maps[name] for layer, name in names.items()}
-
-
-def _fitted_maps(
-    model: Transformer,
-    examples: Examples | Sequence[str],
-    options: Options,
-    tokenizer: Tokenizer,
-    say: Say | None,
-    shared: SharedActivations | None,
-) -> tuple[dict[int, Map], dict[str, str]]:
-    """Returns new maps from every layer to the final one, and what results.json says of
-    the text.
-    """
-    subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
-    text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
-    maps, solutions = fit_jumps(
-        subject.streams("fit"),
-        targets="final",
-        intercept=options.intercept,
-        progress=subject.bar("fit"),
-    )
-    announce_ranks(subject, solutions)
-    return {layer: linear for (layer, _), linear in maps.items()}, text
