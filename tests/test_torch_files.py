@@ -290,6 +290,18 @@ def test_a_pickle_of_endless_values_ends(tmp_path, monkeypatch):
                 read_torch(path)
 
 
+def test_a_large_file_of_something_else_is_not_read(tmp_path):
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)  # takes no room on the disk
+
+    def read():
+        with pytest.raises(ValueError, match="is no zip, and has more than 2147483648 bytes"):
+            read_torch(path)
+
+    assert peak_of(read) < 1e6
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_end_in_one_sentence(name, tmp_path, monkeypatch):
     content, message = HOSTILE[name]

@@ -32,6 +32,7 @@ from jmat.runtime.errors import in_one_line, shortened_name
 
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first value of a file from before PyTorch 1.6
 _PROTOCOL = 1001
+_MOST_PLAIN = 1 << 31  # bytes of a plain pickle: a map of width 16,384 in float64
 _MOST_PICKLE = 1 << 25  # bytes of the pickle in a zip: it holds no values of tensors
 _MOST_DIRECTORY = 1 << 24  # bytes of the list of a zip's members
 _END, _END64, _LOCAL = b"PK\5\6", b"PK\6\7", b"PK\3\4"
@@ -56,7 +57,11 @@ def read_torch(path: pathlib.Path) -> Value:
             first = file.read(len(_LFS_POINTER))
         if first == _LFS_POINTER:
             raise PickleError("is a Git LFS pointer, not the file itself: run `git lfs pull`")
-        return _read_zip(path) if first.startswith(_LOCAL) else _read_plain(path.read_bytes())
+        if first.startswith(_LOCAL):
+            return _read_zip(path)
+        if path.stat().st_size > _MOST_PLAIN:
+            raise PickleError(f"is no zip, and has more than {_MOST_PLAIN} bytes")
+        return _read_plain(path.read_bytes())
     except PickleError as error:
         raise ValueError(f"{path} {error}; nothing of it was run.") from None
 
