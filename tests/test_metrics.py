@@ -15,10 +15,10 @@ from jmat.metrics.predictions import (
     confidences,
     cross_entropy,
     perplexity,
-    rank,
     top_2_gap,
 )
 from jmat.metrics.r2 import r2_score
+from jmat.metrics.top import top_k
 
 N, V = 64, 37
 
@@ -53,9 +53,25 @@ def test_precision_and_recall_are_those_of_top_k(logits, k):
 
 
 def test_ties_rank_the_lower_id_first():
-    np.testing.assert_array_equal(rank(jnp.zeros((3, 4)), jnp.array([0, 1, 3])), [0, 1, 3])
     values = compare(jnp.zeros((1, 4)), jnp.asarray([[0.0, 0.0, 1.0, 1.0]]), ks=(2, 3))
     assert (float(values["precision@2"][0]), float(values["precision@3"][0])) == (0, 1)
+
+
+@pytest.mark.parametrize("width", [5, 130, 640, 64 * 17 + 1, 1021, 29 * 61])
+@pytest.mark.parametrize("k", [1, 2, 10])
+def test_top_k_is_that_of_a_stable_sort(width, k):
+    """Ties are common; blocks of the usual size, of a divisor, and with a rest."""
+    k = min(k, width)
+    rng = np.random.default_rng(width)
+    scores = np.round(2 * rng.normal(size=(40, width))).astype(np.float32) + 0.0  # no -0
+    scores[rng.random(scores.shape) < 0.1] = -np.inf
+    scores[0, -3:] = 100  # behind the last whole block
+    scores[1] = -np.inf
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    for compute in (top_k, jax.jit(top_k, static_argnums=1)):
+        values, found = compute(jnp.asarray(scores), k)
+        np.testing.assert_array_equal(found, ids)
+        np.testing.assert_array_equal(values, np.take_along_axis(scores, ids, axis=1))
 
 
 def test_k_beyond_the_vocabulary_means_all_of_it(logits):

@@ -7,6 +7,7 @@ example, never a perfect score by accident of comparison.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,74 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat.metrics.bootstrap import check_finite
+from jmat.metrics.top import top_k
 from jmat.runtime import hosts
+
+KS = (1, 5, 10)  # of precision@k and recall@k, by default
+
+
+class Distribution(NamedTuple):
+    """Holds logits with what all figures read of them, so that each is computed once.
+
+    Attributes:
+      logits: float32, or float64 where they were.
+      largest: the largest logit; 0 where it is not finite.
+      log_sum: ln Σ exp(logit − largest).
+      top: ids of the most likely tokens, the first one first. Ties rank the lower id
+        first.
+      second: logit of the second of them; −inf in a vocabulary of one.
+      known: whether there is a distribution: no logit is NaN or +inf, and one is
+        finite.
+    """
+
+    logits: Float[Array, "N V"]
+    largest: Float[Array, " N"]
+    log_sum: Float[Array, " N"]
+    top: Int[Array, "N k"]
+    second: Float[Array, " N"]
+    known: Bool[Array, " N"]
+
+    def log_p(self) -> Float[Array, "N V"]:
+        """Returns the logarithm of all probabilities."""
+        return self.logits - self.largest[:, None] - self.log_sum[:, None]
+
+    def log_p_of(self, token: Int[Array, " N"]) -> Float[Array, " N"]:
+        """Returns the logarithm of the probability of one token an example."""
+        return _pick(self.logits, token) - self.largest - self.log_sum
+
+
+@functools.partial(jax.jit, static_argnames=("k",))
+def distribution(logits: Float[Array | ndarray, "N V"], k: int = max(KS)) -> Distribution:
+    """Returns logits with what is read of them, and their k most likely tokens, or all
+    where there are fewer.
+    """
+    scores = jnp.asarray(logits, jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
+    V = scores.shape[-1]
+    values, top = top_k(scores, min(max(k, 2), V))
+    largest = jnp.max(scores, axis=-1)
+    finite = jnp.isfinite(largest)
+    largest = jnp.where(finite, largest, 0)
+    log_sum = jnp.log(jnp.sum(jnp.exp(scores - largest[:, None]), axis=-1))
+    second = values[:, 1] if V > 1 else jnp.full_like(largest, -jnp.inf)
+    known = finite & ~jnp.isnan(log_sum)
+    return Distribution(scores, largest, log_sum, top.astype(jnp.int32), second, known)
+
+
+def compare(
+    full_logits: Float[Array | ndarray, "N V"],
+    short_logits: Float[Array | ndarray, "N V"],
+    ks: tuple[int, ...] = KS,
+) -> dict[str, Float[Array, " N"]]:
+    """Compares the shortcut's predictions with the full model's, as
+    `compare_distributions` does.
+    """
+    full, short = (distribution(logits, max(ks)) for logits in (full_logits, short_logits))
+    return compare_distributions(full, short, ks)
 
 
 @functools.partial(jax.jit, static_argnames=("ks",))
-def compare(
-    full_logits: Float[Array, "N V"],
-    short_logits: Float[Array, "N V"],
-    ks: tuple[int, ...] = (1, 5, 10),
+def compare_distributions(
+    full: Distribution, short: Distribution, ks: tuple[int, ...] = KS
 ) -> dict[str, Float[Array, " N"]]:
     """Compares the shortcut's predictions with the full model's, example by example
     (Din et al. 2023, section 3).
@@ -36,61 +97,58 @@ def compare(
       `kl`: KL(full ‖ shortcut), in nats; infinite where the shortcut excludes (−inf) a
         token that the model does not.
 
-      A k beyond the vocabulary means all of it. Ties rank the lower token id first, as
-      `jax.lax.top_k` does.
+      A k beyond the vocabulary means all of it; otherwise both distributions need k
+      tokens at their top. All are NaN where one of the two is no distribution.
     """
-    log_full, log_short = _log_softmax(full_logits), _log_softmax(short_logits)
-    top_full, top_short = jnp.argmax(log_full, axis=-1), jnp.argmax(log_short, axis=-1)
-    known = _is_distribution(log_full) & _is_distribution(log_short)
-    rank_in_full, rank_in_short = rank(full_logits, top_short), rank(short_logits, top_full)
-    values = {f"precision@{k}": (rank_in_full < k).astype(jnp.float32) for k in ks}
-    values |= {f"recall@{k}": (rank_in_short < k).astype(jnp.float32) for k in ks}
-    values["surprisal"] = -_pick(log_full, top_short)
+    values = {f"precision@{k}": _among(full.top[:, :k], short.top[:, :1]) for k in ks}
+    values |= {f"recall@{k}": _among(short.top[:, :k], full.top[:, :1]) for k in ks}
+    values["surprisal"] = -full.log_p_of(short.top[:, 0])
+    log_full = full.log_p()
     p_full = jnp.exp(log_full)
     # A token that the full model excludes (p = 0, log p = −inf) adds nothing.
-    values["kl"] = jnp.sum(p_full * jnp.where(p_full > 0, log_full - log_short, 0), axis=-1)
+    each = jnp.where(p_full > 0, p_full * (log_full - short.log_p()), 0)
+    values["kl"] = jnp.sum(each, axis=-1)
+    known = full.known & short.known
     return {name: jnp.where(known, value, jnp.nan) for name, value in values.items()}
 
 
-def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N"]:
-    """Returns how many tokens come before this one, by logit and then by id; counted,
-    since V is too long to sort.
+def _among(top: Int[Array, "N k"], token: Int[Array, "N 1"]) -> Float[Array, " N"]:
+    return jnp.any(top == token, axis=-1).astype(jnp.float32)
+
+
+def confidences(
+    logits: Float[Array | ndarray, "N V"],
+) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
+    """Returns several measures of the confidence of a prediction, as
+    `confidences_of` does.
     """
-    own = _pick(logits, token)[:, None]
-    lower_id = jnp.arange(logits.shape[-1], dtype=token.dtype) < token[:, None]
-    return jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
+    return confidences_of(distribution(logits))
 
 
 @jax.jit
-def confidences(logits: Float[Array, "N V"]) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
+def confidences_of(read: Distribution) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
     """Returns several measures of the confidence of a prediction.
 
     Returns:
-      `gap`: p(1) − p(2), between the two largest probabilities (0 where they tie).
+      `gap`: p(1) − p(2), between the two largest probabilities (0 where they tie): the
+        confidence of Din et al. 2023, section 6.
       `max_probability`: p(1).
       `entropy`: in nats, from 0 to ln V.
       `top_1`: the predicted token, int32.
     """
-    log_p = _log_softmax(logits)
+    log_p = read.log_p()
     p = jnp.exp(log_p)
-    known = _is_distribution(log_p)
-    entropy = -jnp.sum(p * jnp.where(p > 0, log_p, 0), axis=-1)
-    values = {"gap": top_2_gap(logits), "max_probability": jnp.max(p, axis=-1), "entropy": entropy}
-    top_1 = jnp.argmax(log_p, axis=-1).astype(jnp.int32)
-    return {name: jnp.where(known, value, jnp.nan) for name, value in values.items()} | {
-        "top_1": top_1
-    }
+    entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0), axis=-1)
+    largest, second = jnp.exp(-read.log_sum), jnp.exp(read.second - read.largest - read.log_sum)
+    values = {"gap": largest - second, "max_probability": largest, "entropy": entropy}
+    values = {name: jnp.where(read.known, value, jnp.nan) for name, value in values.items()}
+    return values | {"top_1": read.top[:, 0]}
 
 
 @jax.jit
-def top_2_gap(logits: Float[Array, "N V"]) -> Float[Array, " N"]:
-    """Returns p(1) − p(2), the gap between the two largest probabilities: the
-    confidence of Din et al. 2023, section 6.
-    """
-    p = jnp.exp(_log_softmax(logits))
-    first = jnp.argmax(p, axis=-1)
-    others = jnp.where(jnp.arange(p.shape[-1], dtype=first.dtype) == first[:, None], 0, p)
-    return _pick(p, first) - jnp.max(others, axis=-1)
+def top_2_gap(logits: Float[Array | ndarray, "N V"]) -> Float[Array, " N"]:
+    """Returns p(1) − p(2), the gap between the two largest probabilities."""
+    return confidences_of(distribution(logits, 2))["gap"]
 
 
 @jax.jit
@@ -120,10 +178,6 @@ def perplexity(
 def _log_softmax(logits: Array) -> Array:
     dtype = jnp.float64 if logits.dtype == jnp.float64 else jnp.float32
     return jax.nn.log_softmax(logits.astype(dtype), axis=-1)
-
-
-def _is_distribution(log_p: Array) -> Array:
-    return ~jnp.any(jnp.isnan(log_p), axis=-1)
 
 
 def _pick(values: Array, index: Array) -> Array:

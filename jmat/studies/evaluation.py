@@ -13,7 +13,15 @@ from numpy import ndarray
 from jmat.capture.sweep import Rows, stored_rows, sweep
 from jmat.forward import logits
 from jmat.metrics.bootstrap import bootstrap_mean
-from jmat.metrics.predictions import Predictions, compare, confidences, cross_entropy
+from jmat.metrics.predictions import (
+    KS,
+    Distribution,
+    Predictions,
+    compare_distributions,
+    confidences_of,
+    distribution,
+    top_2_gap,
+)
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.report.notes import OVERFLOWS, estimate, with_note
@@ -21,7 +29,6 @@ from jmat.report.rows import Row
 from jmat.runtime.annotations import PyTree
 from jmat.runtime.mesh import local_mesh, place, replicate
 
-KS = (1, 5, 10)
 METRICS = (*(f"precision@{k}" for k in KS), *(f"recall@{k}" for k in KS), "surprisal", "kl")
 
 
@@ -71,10 +78,11 @@ def evaluate(
     def compare_rows(given: tuple[PyTree, ...]) -> list[dict[str, jax.Array]]:
         examples, final, now, streams = given
         full, values = logits(model, final), []
+        read = distribution(full)
         if predictions is not None:
             predictions.add(full, examples >= 0)
         for shortcut, stream in zip(maps, streams, strict=True):
-            values.append(_read(full, logits(model, _apply(shortcut, stream)), now, words))
+            values.append(_read(read, logits(model, _apply(shortcut, stream)), now, words))
             jax.block_until_ready(values[-2:-1])  # no more than two shortcuts' logits are in memory
         return values
 
@@ -86,14 +94,16 @@ def evaluate(
 
 
 @jax.jit
-def _read(full, short, targets, words):
-    values = {**compare(full, short, ks=KS), **confidences(short)}
+def _read(
+    full: Distribution, scores: jax.Array, targets: jax.Array | None, words: jax.Array | None
+) -> dict[str, jax.Array]:
+    short = distribution(scores)
+    values = {**compare_distributions(full, short), **confidences_of(short)}
     if targets is not None:
-        values["cross_entropy"] = jnp.where(
-            targets >= 0, cross_entropy(short, jnp.maximum(targets, 0)), jnp.nan
-        )
+        nats = -short.log_p_of(jnp.maximum(targets, 0))
+        values["cross_entropy"] = jnp.where(targets >= 0, nats, jnp.nan)
     if words is not None:
-        values["short_gap"] = confidences(short[:, words])["gap"]
+        values["short_gap"] = top_2_gap(scores[:, words])
     return values
 
 

@@ -581,8 +581,8 @@ CHANGES = [
     ),
     Change(
         "jmat/metrics/predictions.py",
-        "entropy = -jnp.sum(p * jnp.where(p > 0, log_p, 0), axis=-1)",
-        "entropy = -jnp.sum(p * jnp.where(p > 0, log_p, 0), axis=-1) / jnp.log(2.0)",
+        "entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0), axis=-1)",
+        "entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0), axis=-1) / jnp.log(2.0)",
         "entropy in bits",
         "test_metrics.py test_intervals.py test_r2.py test_notes.py",
     ),

@@ -75,7 +75,7 @@ CHANGES = [
     ),
     Change(
         "jmat/metrics/predictions.py",
-        '"max_probability": jnp.max(p, axis=-1)',
+        '"max_probability": largest',
         '"max_probability": jnp.mean(p, axis=-1)',
         "mean probability as confidence",
         "test_metrics.py test_early_exit_rows.py",
