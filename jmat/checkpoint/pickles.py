@@ -225,11 +225,14 @@ class _Machine:
         args, function = self.pop(), self.pop()
         if not isinstance(args, tuple) or not callable(function):
             raise PickleError("calls something that is no function")
-        self.stack.append(function(*args))
+        try:
+            self.stack.append(function(*args))
+        except TypeError:
+            raise PickleError("calls a function with other arguments than it takes") from None
 
     def _build(self, argument: Value) -> None:
         state, target = self.pop(), self.top()
-        if not isinstance(target, Buildable):
+        if not isinstance(target, Buildable) or isinstance(target, type):
             raise PickleError("sets attributes of something that has none")
         target.build(state)
 

@@ -34,9 +34,19 @@ _MAGIC = 0x1950A86A20F9469CFC6C  # the first value of a file from before PyTorch
 _PROTOCOL = 1001
 _MOST_PLAIN = 1 << 31  # bytes of a plain pickle: a map of width 16,384 in float64
 _MOST_PICKLE = 1 << 25  # bytes of the pickle in a zip: it holds no values of tensors
-_MOST_DIRECTORY = 1 << 24  # bytes of the list of a zip's members
+_MOST_DIRECTORY = 1 << 20  # bytes of the list of a zip's members
 _END, _END64, _LOCAL = b"PK\5\6", b"PK\6\7", b"PK\3\4"
 _LOCAL_SIZE = 30
+# What the package raises for a damaged list of members.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    ValueError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    OSError,
+)
 _ENCRYPTED = 1  # bit of a member's flags
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -154,7 +164,7 @@ def _members(path: pathlib.Path, content: memoryview) -> dict[str, _Member]:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+    except _ZIP_ERRORS as error:
         raise PickleError(f"is a damaged or truncated zip ({in_one_line(error)})") from None
     members = {}
     for entry in entries:
