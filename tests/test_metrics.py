@@ -15,6 +15,7 @@ from jmat.metrics.predictions import (
     confidences,
     cross_entropy,
     perplexity,
+    rank,
     top_2_gap,
 )
 from jmat.metrics.r2 import r2_score
@@ -53,6 +54,7 @@ def test_precision_and_recall_are_those_of_top_k(logits, k):
 
 
 def test_ties_rank_the_lower_id_first():
+    np.testing.assert_array_equal(rank(jnp.zeros((3, 4)), jnp.array([0, 1, 3])), [0, 1, 3])
     values = compare(jnp.zeros((1, 4)), jnp.asarray([[0.0, 0.0, 1.0, 1.0]]), ks=(2, 3))
     assert (float(values["precision@2"][0]), float(values["precision@3"][0])) == (0, 1)
 

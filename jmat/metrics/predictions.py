@@ -116,6 +116,15 @@ def _among(top: Int[Array, "N k"], token: Int[Array, "N 1"]) -> Float[Array, " N
     return jnp.any(top == token, axis=-1).astype(jnp.float32)
 
 
+def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N"]:
+    """Returns how many tokens come before this one, by logit and then by id; counted,
+    since V is too long to sort.
+    """
+    own = _pick(logits, token)[:, None]
+    lower_id = jnp.arange(logits.shape[-1], dtype=token.dtype) < token[:, None]
+    return jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
+
+
 def confidences(
     logits: Float[Array | ndarray, "N V"],
 ) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from jmat.capture.sweep import stored_rows, sweep
 from jmat.forward import logits
-from jmat.metrics.predictions import compare, confidences, rank
+from jmat.metrics.predictions import compare_distributions, confidences_of, distribution, rank
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.runtime.mesh import local_mesh, place, replicate
@@ -50,9 +50,9 @@ def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
 def _measures(
     short: Float[Array, "N V"], full: Float[Array, "N V"]
 ) -> dict[str, Float[Array, " N"]]:
-    place_of_full = rank(short, jnp.argmax(full, axis=-1).astype(jnp.int32))
+    reading, whole = distribution(short), distribution(full)
     return {
-        "entropy": confidences(short)["entropy"],
-        "kl": compare(full, short)["kl"],
-        "rank": 1 + place_of_full.astype(jnp.float32),
+        "entropy": confidences_of(reading)["entropy"],
+        "kl": compare_distributions(whole, reading)["kl"],
+        "rank": 1 + rank(short, whole.top[:, 0]).astype(jnp.float32),
     }
