@@ -18,12 +18,11 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.reading import encode, is_texts
 from jmat.models.cache import Cache, check_room, fields_behind
-from jmat.models.config import ModelConfig
-from jmat.models.edits import At, Context, checked_sites, is_any_length, is_edit
+from jmat.models.edits import At, Context, checked_sites, is_any_length
 from jmat.models.family import Transformer, check_model
 from jmat.models.inputs import Inputs, cut, prepare
-from jmat.models.settling import settle
-from jmat.models.sites import Site, gather, is_reached, is_square, kept_names
+from jmat.models.settling import reached_sites, settle
+from jmat.models.sites import Site, gather, is_square
 from jmat.models.stack import (
     behind,
     final_norm,
@@ -162,7 +161,7 @@ def run(
     check_model(model)
     config = model.config
     start, stop = whole("start", start), config.layers if stop is None else whole("stop", stop)
-    asked, sites = _checked_sites(config, keep, sites, start, stop)
+    asked, sites = reached_sites(config, keep, sites, start, stop)
     keep = tuple(dict.fromkeys(asked.values()))
     if is_texts(inputs):
         inputs = encode(tokenizer, inputs)
@@ -220,27 +219,6 @@ def run(
     x, kept = _without_padding(given, x, kept, whole=read_at is None, keys=cache is None)
     kept = {name: kept[site] for name, site in asked.items()}
     return (x, kept) if cache is None else (x, kept, cache)
-
-
-def _checked_sites(
-    config: ModelConfig,
-    keep: str | Iterable[str],
-    sites: Mapping[str, Site] | None,
-    start: int,
-    stop: int,
-) -> tuple[dict[str, str], dict[str, Site]]:
-    """Returns the sites to keep by the names asked for, and the sites to change,
-    without patterns; raises ValueError as `run` says.
-    """
-    if not 0 <= start <= stop <= config.layers:
-        raise ValueError(
-            f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the "
-            "model's blocks."
-        )
-    asked = kept_names(keep, config, start, stop)
-    sites = checked_sites(sites, config, start, stop)
-    _check_reached([*asked.values(), *sites], sites, start, stop, config.layers)
-    return asked, sites
 
 
 @contextlib.contextmanager
@@ -361,27 +339,6 @@ def advance(
     for i in range(start, stop):
         x, _ = run_block(model, i, x, context, {}, None, keep=())
     return x
-
-
-def _check_reached(
-    names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int
-) -> None:
-    """Raises ValueError for a site outside the stretch that is run, or in a block that
-    is replaced.
-
-    It would be silently ignored.
-    """
-    for name in names:
-        block = ".".join(name.split(".")[:2])
-        if block != name and block in sites and not is_edit(sites[block]):
-            raise ValueError(
-                f"site {name!r} is never reached: {block!r} is replaced, and so not computed."
-            )
-        if not is_reached(name, start, stop, layers):
-            raise ValueError(
-                f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are "
-                "run."
-            )
 
 
 def _listed(read_at: object) -> object:

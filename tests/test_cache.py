@@ -138,8 +138,8 @@ SITES = {
     "stand-in": {"block.1.ffn": Linear(jnp.eye(16) * 0.3)},
     "block": {"block.1": Identity()},
     "first block": {"block.0": Identity()},
-    "head": {"block.1.attn.head.2": Linear(jnp.ones((16, 4)) * 0.1)},
-    "keys": {"block.1.attn.k": Scale(2.0), "block.2.attn.v": Edit(jnp.tanh)},
+    "head": {"block.2.attn.head.2": Linear(jnp.ones((16, 4)) * 0.1)},
+    "keys": {"block.1.attn.k": Scale(2.0), "block.1.attn.v": Edit(jnp.tanh)},
     "embedding": {"embed": Scale(0.7)},
     "end": {"final_norm": Scale(2.0)},
 }

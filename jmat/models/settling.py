@@ -1,20 +1,63 @@
-"""Prepares sites for one pass over a model: parts of the model are bound to their own
-blocks, positions become columns, and names are told from inside a block.
+"""Prepares sites for one pass over a model: names are checked, parts of the model are
+bound to their own blocks, positions become columns, and names are as inside a block.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from jmat.models.attention import depends_on_block
-from jmat.models.edits import At, Edit, NeedsContext, OfBlock
+from jmat.models.config import ModelConfig
+from jmat.models.edits import At, Edit, NeedsContext, OfBlock, checked_sites, is_edit
 from jmat.models.family import Transformer
 from jmat.models.inputs import Values
-from jmat.models.sites import Site
+from jmat.models.sites import Site, is_reached, kept_names
 from jmat.models.tap import BLOCK
 
 # Takes what positions are for, and positions as `At` has them; returns columns.
 Columns = Callable[[str, object], Values]
+
+
+def reached_sites(
+    config: ModelConfig,
+    keep: str | Iterable[str],
+    sites: Mapping[str, Site] | None,
+    start: int,
+    stop: int,
+) -> tuple[dict[str, str], dict[str, Site]]:
+    """Returns the sites to keep by the names asked for, and the sites to change,
+    without patterns; raises ValueError as `run` says.
+    """
+    if not 0 <= start <= stop <= config.layers:
+        raise ValueError(
+            f"start={start}, stop={stop}: expected 0 <= start <= stop <= {config.layers}, the "
+            "model's blocks."
+        )
+    asked = kept_names(keep, config, start, stop)
+    sites = checked_sites(sites, config, start, stop)
+    _check_reached([*asked.values(), *sites], sites, start, stop, config.layers)
+    return asked, sites
+
+
+def _check_reached(
+    names: list[str], sites: Mapping[str, Site], start: int, stop: int, layers: int
+) -> None:
+    """Raises ValueError for a site outside the stretch that is run, or in a block that
+    is replaced.
+
+    It would be silently ignored.
+    """
+    for name in names:
+        block = ".".join(name.split(".")[:2])
+        if block != name and block in sites and not is_edit(sites[block]):
+            raise ValueError(
+                f"site {name!r} is never reached: {block!r} is replaced, and so not computed."
+            )
+        if not is_reached(name, start, stop, layers):
+            raise ValueError(
+                f"site {name!r} is not reached when blocks {start} .. {stop - 1} of {layers} are "
+                "run."
+            )
 
 
 def settle(name: str, site: Site, model: Transformer, columns: Columns) -> Site:

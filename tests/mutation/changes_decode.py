@@ -133,7 +133,7 @@ CHANGES = [
         _WRITES,
     ),
     Change(
-        "jmat/decode/generate.py",
+        "jmat/decode/options.py",
         "if longest + max_new_tokens > most:",
         "if longest + max_new_tokens > most + 1:",
         "a text may be one token longer than the positions",
