@@ -12,6 +12,10 @@ Writes results.json, map_zoo.png (by layer), map_zoo_bytes.png (KL against bytes
 the maps. Expect `affine` to be best, its int8 form to lose nothing at a quarter of the
 bytes, and low ranks to lose much. Some three minutes on two CPU cores with the bundled
 model. --fit_tokens and --route are as for layer_jump.
+
+Kinds that begin with `jacobian` read the sentences to fit on as prompts, until the
+relative error of every layer is small enough: some ten minutes more with the bundled
+model. Their rows have this error, with its interval.
 """
 
 from absl import flags

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 import jmat
 from experiments import cli, common, layer_jump, linearity
 from jmat.capture.activations import capture
+from jmat.capture.jacobians import jacobian_sums
 from jmat.capture.moments import second_moments
 from jmat.capture.stream import all_positions, packed_batches, stream_moments
 from jmat.checkpoint import parameters
@@ -45,6 +46,15 @@ def fewer_batches_than_processes(model, examples):
     for x, y in PAIRS:
         found[f"{x} {y}"] = np.asarray(second_moments(moments, x, y, centred=True))
     return found | capture(model, split, ("embed", "block.3"))
+
+
+def jacobians(model, examples):
+    """Sums of Jacobians of ten prompts, of which each process reads its share."""
+    settings = {"max_tokens": 32, "skip_first": 4, "rows": 64}
+    sums = jacobian_sums(model, few(examples.eval, 10), ["block.1"], "block.3", **settings)
+    assert sums.prompts == 10
+    found = {"Jacobian": sums.total["block.1"], "mean of block.1": sums.means["block.1"]}
+    return found | {"squares of Jacobians": np.sort(sums.squares["block.1"])}
 
 
 def evaluated(model, examples):
@@ -128,6 +138,7 @@ def main(port, processes, me, out):
     model = jmat.load(folder)[0]
     examples = load_examples(folder / "examples.npz")
     found = fewer_batches_than_processes(model, examples) | evaluated(model, examples)
+    found |= jacobians(model, examples)
     said = []
     if processes > 1:
         more, said = exchanges()

@@ -43,6 +43,7 @@ LISTS = (
     "zoo",
     "foreign",
     "decode",
+    "lens",
 )
 LIBRARIES = (
     "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "
