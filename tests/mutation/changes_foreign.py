@@ -126,8 +126,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/measures.py",
-        "place_of_full = rank(short, jnp.argmax(full, axis=-1)",
-        "place_of_full = rank(full, jnp.argmax(short, axis=-1)",
+        "rank(short, whole.top[:, 0])",
+        "rank(full, reading.top[:, 0])",
         "the rank is that of the reading's token in the full model",
         "test_peek.py",
     ),
