@@ -3,12 +3,13 @@ arithmetic.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jmat.runtime.checks import check_number, check_whole
 
@@ -106,29 +107,48 @@ def processed(
     if law.temperature is None:
         return logits
     logits = logits / law.temperature
-    if law.top_k is not None or law.tail is not None:
-        logits = jnp.where(logits < _least_kept(logits, law), _NEVER, logits)
+    if law.top_k is not None:
+        top_k = law.top_k
+        kept = _from_least(logits, lambda above, _: above.sum(-1, keepdims=True) < top_k)
+        logits = jnp.where(kept, logits, _NEVER)
+    if law.tail is not None:
+        tail, p = law.tail, jax.nn.softmax(logits, axis=-1)
+        kept = _from_least(
+            logits, lambda _, upto: jnp.where(upto, p, 0.0).sum(-1, keepdims=True) > tail
+        )
+        # the most likely token is always kept
+        logits = jnp.where(kept | (p == p.max(-1, keepdims=True)), logits, _NEVER)
     if law.min_p is not None:
         least = logits.max(-1, keepdims=True) + jnp.log(law.min_p)
         logits = jnp.where(logits < least, _NEVER, logits)
     return logits
 
 
-def _least_kept(logits: Float[Array, "B V"], law: Law) -> Float[Array, "B 1"]:
-    """Returns the least logit of each row that top-k and then top-p keep."""
-    ascending = jnp.sort(logits, axis=-1)
-    V = logits.shape[-1]
-    least = ascending[:, :1]
-    if law.top_k is not None:
-        last = jnp.maximum(V - law.top_k, 0)
-        least = jax.lax.dynamic_slice_in_dim(ascending, last, 1, axis=1)
-        ascending = jnp.where(ascending < least, _NEVER, ascending)
-    if law.tail is not None:
-        below = jnp.cumsum(jax.nn.softmax(ascending, axis=-1), axis=-1)
-        # the most likely token is always kept
-        kept = (below > law.tail) | (jnp.arange(V) == V - 1)
-        least = jnp.where(kept, ascending, jnp.inf).min(-1, keepdims=True)
-    return least
+def _from_least(
+    logits: Float[Array, "B V"],
+    reached: Callable[[Bool[Array, "B V"], Bool[Array, "B V"]], Bool[Array, "B 1"]],
+) -> Bool[Array, "B V"]:
+    """Returns which logits of a row are at least the least number that `reached` holds
+    for.
+
+    It is found bit by bit, since XLA sorts slowly on CPUs.
+
+    Args:
+      logits: of each row.
+      reached: takes which logits are above a number, and which are not; holds for all
+        numbers from one on.
+    """
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    order = jnp.where(bits >= sign, ~bits, bits | sign)  # whole numbers, in order of the logits
+
+    def with_bit(i: Int[Array, ""], below: UInt32[Array, "B 1"]) -> UInt32[Array, "B 1"]:
+        """Returns the largest number that is not reached, as far as its first bits."""
+        higher = below | (sign >> i.astype(jnp.uint32))
+        return jnp.where(reached(order > higher, order <= higher), below, higher)
+
+    none = jnp.zeros((len(logits), 1), jnp.uint32)
+    return order > jax.lax.fori_loop(0, 32, with_bit, none)
 
 
 def draw(

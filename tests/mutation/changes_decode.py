@@ -99,8 +99,8 @@ CHANGES = [
     ),
     Change(
         "jmat/decode/sample.py",
-        "kept = (below > law.tail) | (jnp.arange(V) == V - 1)",
-        "kept = below > law.tail",
+        "jnp.where(kept | (p == p.max(-1, keepdims=True)), logits, _NEVER)",
+        "jnp.where(kept, logits, _NEVER)",
         "a small top-p leaves no token",
         _WRITES,
     ),
