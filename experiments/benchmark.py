@@ -115,7 +115,7 @@ def main(argv: list[str]) -> None:
         print(format_errors(errors), end="\n\n")
     print(format_ratios(rows))
     if set(parts) - set(judged):
-        print("The goals are for GPT-2's shape: sizes so small say little about them.")
+        print("The goals are for GPT-2's shape: sizes so small say nothing about them.")
     print(f"wrote {out}/results.json")
 
 

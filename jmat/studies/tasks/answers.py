@@ -13,6 +13,7 @@ from jmat.data.encoding import Tokenizer, special_tokens, text_tokens
 from jmat.decode.generate import generate
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
+from jmat.runtime.annotations import Fields
 from jmat.runtime.checks import check_whole
 
 _MOST = 256  # tokens of an answer where a task does not say
@@ -24,7 +25,7 @@ _OTHERS = ("until", "max_gen_toks", "max_new_tokens", "do_sample")
 def answers(
     model: Transformer,
     tokenizer: Tokenizer,
-    requests: Sequence[tuple[str, Mapping[str, Any]]],
+    requests: Sequence[tuple[str, Fields]],
     prefix: tuple[int, ...],
     *,
     sites: Mapping[str, Site],
@@ -80,7 +81,7 @@ def answers(
     return texts
 
 
-def _settings(options: Mapping[str, Any], positions: int) -> tuple[dict[str, Any], int]:
+def _settings(options: Fields, positions: int) -> tuple[dict[str, Any], int]:
     """Returns the options for `jmat.generate`, and the number of tokens of an answer:
     at most half of the model's positions, so that the context has the others.
     """

@@ -21,6 +21,7 @@ from jmat.maps.types import Identity
 from jmat.models.edits import checked_sites
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site
+from jmat.runtime.annotations import Fields
 from jmat.runtime.checks import check_whole, whole
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.tasks.answers import answers
@@ -118,7 +119,7 @@ class Scorer:
         )
         return np.bincount(np.asarray(owners, np.int64), values, minlength=len(texts)).tolist()
 
-    def answers(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def answers(self, requests: Sequence[tuple[str, Fields]]) -> list[str]:
         """Returns the text that the model writes behind each context, by the options
         beside it.
 
