@@ -16,11 +16,13 @@ from experiments.benchmarking.rivals import torch_jacobians
 from jmat.capture import jacobians as passes
 from jmat.capture.jacobians import jacobian_sums, relative_error
 from jmat.capture.prompts import prompt_batches
+from jmat.capture.pullback import pull_back
 from jmat.capture.snapshots import Snapshots
 from jmat.data.examples import Split
 from jmat.maps.jacobian import mean_jacobians
 from jmat.models.sites import stream_sites, width
 from jmat.runtime import hosts
+from jmat.runtime.mesh import local_mesh, place
 from jmat.runtime.stopping import Terminated
 from tests import families, hf
 
@@ -244,6 +246,30 @@ def test_a_pass_ends_at_the_wanted_error(tiny, many):
     # an error from few prompts is not believed
     first = mean_jacobians(tiny, split, ["embed"], "block.1", error=0.99, skip_first=SKIP, rows=40)
     assert first["embed"].prompts == 8
+
+
+OTHERS = [
+    families.bloom("jacobian"),
+    families.gpt_neo("jacobian"),
+    families.llama("jacobian", "Mistral", sliding_window=4),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
+def test_first_tokens_may_be_left_out_of_the_way_back(case, tmp_path):
+    mesh = local_mesh(jax.devices()[:1])
+    model = place(jmat.load(hf.save(hf.make(case), tmp_path))[0], mesh)
+    *sources, target = stream_sites(model.config.layers)
+    split = texts(37, [20, 9, 14])
+    batch = prompt_batches(split, max_tokens=20, skip_first=5, rows=4)[0]
+    inputs = jax.tree.map(jnp.asarray, batch.inputs)
+    given = {"sources": tuple(sources), "target": target, "rows": 400, "mesh": mesh}
+    whole, less = (pull_back(model, inputs, **given, unseen=unseen) for unseen in (0, 5))
+    for field in ("total", "squares", "means"):
+        for site, values in getattr(whole, field).items():
+            error = np.abs(getattr(less, field)[site] - values).max()
+            assert error < 1e-5 * np.abs(values).max()
 
 
 def test_lengths_come_mixed_and_each_text_once():

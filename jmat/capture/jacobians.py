@@ -161,8 +161,15 @@ def jacobian_sums(
     with float64():
         start = shard_batch(mesh, _zeros(sites, target, mesh.size, each * mesh.size, len(mine)))
     model = place(model, mesh)
+    unseen = skip_first if model.config.causal else 0
     work = functools.partial(
-        pull_back, model, sources=tuple(sources), target=target, rows=rows, mesh=mesh
+        pull_back,
+        model,
+        sources=tuple(sources),
+        target=target,
+        rows=rows,
+        mesh=mesh,
+        unseen=unseen,
     )
 
     def states(done: int, state: _State) -> Iterator[_State]:

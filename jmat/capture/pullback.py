@@ -21,10 +21,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jmat.forward import run
+from jmat.models.cache import new_cache
 from jmat.models.config import ModelConfig
 from jmat.models.edits import Add
 from jmat.models.family import Transformer
 from jmat.models.sites import check_names, width
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.compiling import batched_gradients
 from jmat.runtime.mesh import DATA_AXIS
 
@@ -60,6 +62,7 @@ def pull_back(
     target: str,
     rows: int,
     mesh: Mesh,
+    unseen: int = 0,
 ) -> Pulled:
     """Returns the mean Jacobians of a batch of prompts, each device those of its own.
 
@@ -71,8 +74,11 @@ def pull_back(
       rows: about so many rows are in each product: prompts of a device, times tokens of
         a row, times one-hot vectors at a time.
       mesh: the devices, over which the prompts are split.
+      unseen: first tokens of every prompt that do not count. No derivative of a causal
+        model leads through them, so only their keys and values are kept.
     """
-    return _program()(model, inputs, sources=sources, target=target, rows=rows, mesh=mesh)
+    static = {"sources": sources, "target": target, "rows": rows, "mesh": mesh, "unseen": unseen}
+    return _program()(model, inputs, **static)
 
 
 @functools.cache
@@ -89,8 +95,11 @@ def _program() -> Callable[..., Pulled]:
         target: str,
         rows: int,
         mesh: Mesh,
+        unseen: int,
     ) -> Pulled:
-        on_device = functools.partial(_on_device, sources=sources, target=target, rows=rows)
+        on_device = functools.partial(
+            _on_device, sources=sources, target=target, rows=rows, unseen=unseen
+        )
         split = PartitionSpec(DATA_AXIS)
         return jax.shard_map(
             on_device,
@@ -102,18 +111,24 @@ def _program() -> Callable[..., Pulled]:
 
     return jax.jit(
         work,
-        static_argnames=("sources", "target", "rows", "mesh"),
+        static_argnames=("sources", "target", "rows", "mesh", "unseen"),
         compiler_options=batched_gradients(),
     )
 
 
 def _on_device(
-    model: Transformer, inputs: Inputs, *, sources: tuple[str, ...], target: str, rows: int
+    model: Transformer,
+    inputs: Inputs,
+    *,
+    sources: tuple[str, ...],
+    target: str,
+    rows: int,
+    unseen: int,
 ) -> Pulled:
-    B, T = inputs[0].shape
+    B, T = inputs[0].shape[0], inputs[0].shape[1] - unseen
     E, widths = width(target, model.config), {site: width(site, model.config) for site in sources}
     zero = {site: jnp.zeros((B, size), jnp.float32) for site, size in widths.items()}
-    forward = functools.partial(_summed_target, model, inputs, sources, target)
+    forward = functools.partial(_summed_target, model, inputs, sources, target, unseen)
     _, pull, means = jax.vjp(forward, zero, has_aux=True)
     chunks = -(-E // max(min(rows // (B * T), E), 1))
     chunk = -(-E // chunks)
@@ -145,12 +160,20 @@ def _summed_target(
     inputs: Inputs,
     sources: tuple[str, ...],
     target: str,
+    unseen: int,
     deltas: dict[str, Array],
 ) -> tuple[Float[Array, "B E"], dict[str, Array]]:
     """Returns the sum of the target over the positions that count, with vectors added
     to the sources; and the means of all sites, summed over the prompts.
     """
-    tokens, segments, positions, counted = inputs
+    tokens, segments, positions, counted = (field[:, unseen:] for field in inputs)
+    where: Keywords = {"segments": segments}
+    if unseen:
+        cache = new_cache(model, *inputs[0].shape)
+        before: Keywords = {"segments": inputs[1][:, :unseen], "stop": block_of(target) + 1}
+        where["cache"] = run(model, inputs[0][:, :unseen], cache=cache, **before)[-1]
+    else:
+        where["positions"] = positions
     share = counted / jnp.maximum(counted.sum(1, keepdims=True), 1)
     names = (*sources, target)
     ours = {
@@ -162,16 +185,9 @@ def _summed_target(
         changed = {
             site: Add(share[:, :, None] * delta[:, None, :]) for site, delta in deltas.items()
         }
-        return run(
-            model,
-            x,
-            keep=ours[i],
-            sites=changed,
-            start=max(i, 0),
-            stop=i + 1,
-            segments=segments,
-            positions=positions,
-        )
+        place: Keywords = {"start": max(i, 0), "stop": i + 1}
+        x, kept, *_ = run(model, x, keep=ours[i], sites=changed, **place, **where)
+        return x, kept
 
     x: Array = tokens
     means: dict[str, Array] = {}

@@ -26,8 +26,8 @@ CHANGES = [
     ),
     Change(
         _PULL,
-        "            segments=segments,\n",
-        "",
+        'where: Keywords = {"segments": segments}',
+        "where: Keywords = {}",
         "padding is seen by a masked model",
         _PASS,
     ),
@@ -36,6 +36,13 @@ CHANGES = [
         "squares = {site: sums[0][site] + jnp.square(J[site]).sum((0, 2))",
         "squares = {site: jnp.square(J[site]).sum((0, 2))",
         "squares hold the last rows alone",
+        _PASS,
+    ),
+    Change(
+        _PULL,
+        "run(model, inputs[0][:, :unseen], cache=cache, **before)[-1]",
+        "run(model, inputs[0][:, 1 : unseen + 1], cache=cache, **before)[-1]",
+        "the first tokens are other ones",
         _PASS,
     ),
     Change(
