@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jmat.capture.activations import capture
 from jmat.checkpoint.load import load
 from jmat.data.reading import encode
+from jmat.decode.draft import Draft
 from jmat.decode.generate import generate
 from jmat.forward import logits, run
 from jmat.maps.fit import fit_map
@@ -28,6 +29,7 @@ __all__ = [
     "Add",
     "At",
     "Constant",
+    "Draft",
     "Edit",
     "Identity",
     "Linear",

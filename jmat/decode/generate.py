@@ -10,11 +10,13 @@ from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
+from jmat.decode.draft import Counts, Draft, check_draft
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
 from jmat.decode.passes import Rules, State, first, read_prompts, write
 from jmat.decode.prompts import Prompts, prompt_ids
 from jmat.decode.result import Generated
 from jmat.decode.sample import checked_law
+from jmat.decode.speculate import write_drafted
 from jmat.decode.text import Follower, OnText
 from jmat.models.cache import NOWHERE, check_causal, new_cache
 from jmat.models.family import Transformer, check_model
@@ -46,6 +48,7 @@ def generate(
     seed: int = 0,
     scores: bool = False,
     sites: Mapping[str, Site] | None = None,
+    draft: Draft | None = None,
     on_text: OnText | None = None,
 ) -> Generated:
     """Writes on behind prompts with a causal model, one token after another.
@@ -80,6 +83,8 @@ def generate(
         and at every step. Positions of `At` count from a prompt's first token, new
         tokens included; negative ones have no meaning here. Functions see [B, T, …],
         with T = 1 at a step.
+      draft: drafts several tokens by the first blocks, which the others check in one
+        pass; the text, or its law, stays that of the whole model (`jmat.Draft`).
       on_text: called with the number of the prompt and a piece of its new text, as soon
         as it is certain.
 
@@ -103,6 +108,13 @@ def generate(
     check_head(model, sites.get("logits"))
     check_whole("max_new_tokens", max_new_tokens, 1)
     law = checked_law(temperature, top_k, top_p, min_p, repetition_penalty)
+    if draft is not None:
+        check_draft(draft, model)
+        if law.repetition_penalty is not None:
+            raise ValueError(
+                "repetition_penalty changes with every token, and drafts are checked together: "
+                "leave out one of the two."
+            )
     check_seed(seed)
     check_flag("scores", scores)
     strings = checked_strings(stop_strings, on_text, tokenizer)
@@ -122,8 +134,9 @@ def generate(
     )
     followers = _followers(ids, tokenizer, strings, stops, on_text)
     looks = bool(strings) or on_text is not None
-    state = _run(model, ids, rules, followers if looks else [], scores, each=on_text is not None)
-    return _collected(ids, state, followers, stops)
+    looking = followers if looks else []
+    state, counts = _run(model, ids, rules, looking, scores, draft=draft, each=on_text is not None)
+    return _collected(ids, state, followers, stops, counts)
 
 
 def _run(
@@ -133,9 +146,10 @@ def _run(
     followers: Sequence[Follower],
     scores: bool,
     *,
+    draft: Draft | None,
     each: bool,
-) -> State:
-    """Returns the state in which all texts have ended.
+) -> tuple[State, Counts | None]:
+    """Returns the state in which all texts have ended, and what became of drafts.
 
     Args:
       model: with checked inputs.
@@ -143,6 +157,7 @@ def _run(
       rules: what decides the tokens.
       followers: of texts that are looked at on the way; each a row's.
       scores: whether log-probabilities are kept.
+      draft: drafts tokens; None: each is written by the whole model.
       each: whether every token is looked at, not every eighth.
     """
     config, count, most = model.config, len(ids), int(rules.most)
@@ -172,14 +187,33 @@ def _run(
     # Several devices agree in every step on whether to go on, and such programs must not overlap.
     x, state = settled((x, state), over)
     state = settled(first(leaves, structure, state, x, rules, rows=over), over)
+    counts = None if draft is None else Counts(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
     done = 1
     while True:
         if followers:
             state = _followed(state, followers)
         if done >= most or (followers and not np.asarray(state.going).any()):
-            return state
+            return state, counts
         done = min(done + (1 if each else _LOOK_EVERY), most) if followers else most
-        state = settled(write(leaves, structure, state, rules, np.int32(done), rows=over), over)
+        if draft is None:
+            state = settled(write(leaves, structure, state, rules, np.int32(done), rows=over), over)
+        else:
+            state, counts = settled(
+                write_drafted(
+                    leaves,
+                    structure,
+                    state,
+                    counts,
+                    rules,
+                    draft.map,
+                    np.float32(draft.least),
+                    np.int32(done),
+                    layer=draft.layer,
+                    tokens=draft.tokens,
+                    rows=over,
+                ),
+                over,
+            )
 
 
 def _followed(state: State, followers: Sequence[Follower]) -> State:
@@ -202,6 +236,7 @@ def _collected(
     state: State,
     followers: Sequence[Follower],
     stops: Sequence[int],
+    counts: Counts | None,
 ) -> Generated:
     """Returns what was written, cut where stop strings came."""
     tokens, count = np.asarray(state.tokens), np.asarray(state.written)
@@ -227,6 +262,9 @@ def _collected(
         scores=None
         if scores is None
         else tuple(scores[row, : len(new)] for row, new in enumerate(written)),
+        drafts=None
+        if counts is None
+        else Counts(*(np.asarray(part)[: len(ids)] for part in counts)),
     )
 
 

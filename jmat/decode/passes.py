@@ -73,22 +73,27 @@ class Rules(NamedTuple):
 
 def read(
     model: Transformer,
-    tokens: Int[Array | np.ndarray, "B T"],
+    inputs: Int[Array | np.ndarray, "B T"] | Float[Array, "B T D"],
     real: Bool[Array | np.ndarray, "B T"],
     cache: Cache,
     sites: Mapping[str, Site],
+    *,
+    start: int = 0,
+    stop: int | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Returns h_L of tokens behind those of the cache, and the cache with them; padding
-    lies on the right. Positions of `At` count from the first token of a text.
+    """Returns h_stop of tokens behind those of the cache, by default h_L, and the cache
+    with them; padding lies on the right. Above 0, `start` reads h_start in place of
+    tokens. Positions of `At` count from the first token of a text.
     """
-    columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    stop = model.config.layers if stop is None else stop
+    columns = jnp.broadcast_to(jnp.arange(real.shape[1], dtype=jnp.int32), real.shape)
     segments = jnp.asarray(real, jnp.int32)
-    context, cache = behind(cache, Context(columns, segments, np.int32(0)), 0, model.config.layers)
+    context, cache = behind(cache, Context(columns, segments, np.int32(0)), start, stop)
     here = sites_here(sites, context.positions, segments)
-    x = run_embed(model, jnp.asarray(tokens), context, None, here.get("embed"))
-    x, _, longer = run_blocks(
-        model, x, context, cache, here, None, start=0, stop=model.config.layers, keep=()
-    )
+    x = jnp.asarray(inputs)
+    if start == 0:
+        x = run_embed(model, x, context, None, here.get("embed"))
+    x, _, longer = run_blocks(model, x, context, cache, here, None, start=start, stop=stop, keep=())
     assert longer is not None
     return x, longer
 
@@ -176,7 +181,7 @@ def first(
     apart for every call takes longer than a step of a small one.
     """
     model = jax.tree.unflatten(structure, leaves)
-    return _placed(_with_next(model, state, x, rules), rows)
+    return placed(_with_next(model, state, x, rules), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "rows"), donate_argnames=("state",))
@@ -202,7 +207,7 @@ def write(
         x, cache = read(model, tokens, state.going[:, None], state.cache, rules.sites)
         return _with_next(model, state._replace(cache=cache), x[:, 0], rules)
 
-    return _placed(jax.lax.while_loop(goes_on, step, state), rows)
+    return placed(jax.lax.while_loop(goes_on, step, state), rows)
 
 
 def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules) -> State:
@@ -235,7 +240,7 @@ def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: 
     )
 
 
-def _placed(state: State, rows: NamedSharding | None) -> State:
+def placed(state: State, rows: NamedSharding | None) -> State:
     """Returns the state where it was, so that its next program is the same: split over
     the devices as `rows`, or anywhere where there is one device.
     """

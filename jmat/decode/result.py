@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
+from jmat.decode.draft import Counts
 from jmat.runtime.errors import printable
 
 _MOST_TEXTS, _MOST_CHARACTERS = 8, 300  # that are shown
@@ -25,6 +26,8 @@ class Generated:
       prompt_texts: the prompts as the model read them; None without a tokenizer.
       scores: the natural logarithm of each new token's probability in the model, before
         temperature and the like; None where they were not asked for.
+      drafts: how often each text was checked, how many tokens were drafted, and how
+        many of these accepted; None where nothing was drafted.
     """
 
     prompts: tuple[Int32[ndarray, " _"], ...]
@@ -33,6 +36,7 @@ class Generated:
     texts: tuple[str, ...] | None = None
     prompt_texts: tuple[str, ...] | None = None
     scores: tuple[Float32[ndarray, " _"], ...] | None = None
+    drafts: Counts | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,7 +76,11 @@ class Generated:
     def _size(self) -> str:
         count = sum(len(tokens) for tokens in self.tokens)
         texts = "1 text" if len(self) == 1 else f"{len(self)} texts"
-        return f"{texts}, {count:,} new token{'' if count == 1 else 's'}"
+        size = f"{texts}, {count:,} new token{'' if count == 1 else 's'}"
+        if self.drafts is None:
+            return size
+        cycles, drafted, accepted = (int(part.sum()) for part in self.drafts)
+        return f"{size} in {cycles:,} checks; {accepted:,} of {drafted:,} drafted tokens accepted"
 
     def _shown(self, row: int) -> tuple[str, str]:
         """Returns the end of a prompt, and the beginning of its new text; ids where
