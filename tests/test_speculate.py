@@ -178,6 +178,17 @@ def test_acceptance_is_the_overlap_of_both_laws(gpt2, gpt2_map):
     assert share == pytest.approx(overlap, abs=4 * np.sqrt(overlap * (1 - overlap) / 4000))
 
 
+def test_rows_on_several_devices_are_the_same(gpt2, gpt2_map):
+    """Several times, since programs that need all devices at once can wait for one another."""
+    ids = prompts(gpt2.config.vocab_size)
+    plain = jmat.generate(gpt2, ids, max_new_tokens=NEW, stop_tokens=[])
+    draft = jmat.Draft(2, gpt2_map[2], tokens=4)
+    for _ in range(3):
+        found = jmat.generate(gpt2, ids, max_new_tokens=NEW, stop_tokens=[], draft=draft)
+        same(found, plain)
+    assert jax.device_count() == len(ids) == 4
+
+
 def test_streaming_and_stop_strings():
     model, tokenizer = jmat.load("gpt2-docs")
     L = model.config.layers

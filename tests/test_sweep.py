@@ -17,7 +17,12 @@ from jmat.data.batches import packed
 from jmat.data.examples import Examples
 from jmat.data.text import whole_sentences
 from jmat.maps.types import Identity, Linear
-from jmat.metrics.predictions import Predictions
+from jmat.metrics.predictions import (
+    Predictions,
+    compare_distributions,
+    confidences_of,
+    distribution,
+)
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.runtime import mesh as devices
 from jmat.runtime.mesh import data_mesh, place, replicate
@@ -268,6 +273,21 @@ def test_reading_gathers_nothing_from_other_devices():
         devices.local_mesh(), (np.zeros((8, 6, 16), np.float32), np.zeros((8, 2), np.int32))
     )
     program = jax.jit(jmat.models.sites.gather).lower(x, at).compile().as_text()
+    assert "all-gather" not in program
+    assert "all-reduce" not in program
+
+
+@pytest.mark.parametrize("width", [170, 64 * 17 + 1, 4096])
+def test_comparing_predictions_gathers_nothing_from_other_devices(width):
+    full, short = devices.shard_batch(
+        devices.local_mesh(), tuple(np.random.default_rng(0).normal(size=(2, 8, width)))
+    )
+
+    def read(full, short):
+        one, other = distribution(full), distribution(short)
+        return compare_distributions(one, other), confidences_of(other)
+
+    program = jax.jit(read).lower(full, short).compile().as_text()
     assert "all-gather" not in program
     assert "all-reduce" not in program
 

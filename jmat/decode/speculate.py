@@ -186,11 +186,10 @@ def _checked(
     count = jnp.where(stopped, jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, count)
     count = jnp.where(going, count, 0)
     places = jnp.where(columns < count[:, None], state.written[:, None] + columns, NOWHERE)
-    rows = jnp.arange(len(going))[:, None]
     kept = state.scores
     if kept is not None:
         log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), new[:, :, None], axis=2)
-        kept = kept.at[rows, places].set(log_p[:, :, 0], mode="drop")
+        kept = _put(kept, log_p[:, :, 0], places)
     written = state.written + count
     counts = Counts(
         counts.cycles + going.astype(jnp.int32),
@@ -199,11 +198,17 @@ def _checked(
     )
     return state._replace(
         cache=cache.with_lengths((before + count)[None]),
-        tokens=state.tokens.at[rows, places].set(new, mode="drop"),
+        tokens=_put(state.tokens, new, places),
         scores=kept,
         written=written,
         going=going & ~stopped & (written < rules.most),
     ), counts
+
+
+@jax.vmap
+def _put(row: Array, new: Array, places: Int[Array, " g1"]) -> Array:
+    """Returns a row with new values in places; those past its end are dropped."""
+    return row.at[places].set(new, mode="drop")
 
 
 def _accepted(
