@@ -44,6 +44,7 @@ LISTS = (
     "foreign",
     "decode",
     "lens",
+    "drafts",
 )
 LIBRARIES = (
     "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "
