@@ -7,6 +7,7 @@ import pickle
 
 import huggingface_hub
 import huggingface_hub.errors
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 import jmat
 from jmat.maps.compact import Diagonal, Hidden, LowRank, quantised
+from jmat.maps.files import MapsInfo
 from jmat.maps.lens_files import unembedding_hash
 from jmat.maps.loading import read_any
 from tests import hf
@@ -93,7 +95,8 @@ def test_a_jacobian_lens_predicts_what_torch_does(gpt2, streams, tmp_path, given
         (tmp_path / "another.pt").touch()
     maps = jmat.load_maps(tmp_path / "lens.pt" if given == "a file" else tmp_path, model=gpt2)
     assert list(maps) == [f"jacobian.{l + 1}.{L}" for l in range(L - 1)]
-    assert (maps.info.n, maps.info.dtype) == (7, "float16")
+    # n counts tokens, and dtype is the model's
+    assert (maps.info.prompts, maps.info.n, maps.info.dtype) == (7, 0, "float32")
     for l in range(L - 1):
         h = torch.from_numpy(streams[l + 1].copy())  # the output of block l
         expected = head(gpt2, h @ J[l].float().T)
@@ -141,6 +144,8 @@ def test_shortcuts_of_the_paper_are_applied_from_the_left(streams, tmp_path, wri
     expected = (coef.double() @ x.double()[..., None])[..., 0] + intercept
     np.testing.assert_allclose(maps["affine.0.10"](streams[1]), expected, atol=1e-4)
     assert list(jmat.load_maps(tmp_path / "1_4.pickle")) == ["mat.1.4"]
+    write([coef, intercept], tmp_path / "1_4.pkl")  # a map of another kind
+    assert list(jmat.load_maps(tmp_path)) == ["affine.0.10", "mat.1.4", "affine.1.4"]
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays"])
@@ -165,7 +170,8 @@ def test_stand_ins_of_nbl_replace_norm_and_attention(gpt2, gpt2_examples, tmp_pa
 def test_a_jacobian_lens_is_read_by_torch(gpt2, tmp_path):
     W = {i: np.asarray(normal(D, D, seed=i)) for i in range(1, L)}
     maps = {f"mat.{i}.{L}": jmat.Linear(W[i]) for i in reversed(W)}
-    jmat.save_maps(tmp_path / "out", maps, model=gpt2, n=9, format="jacobian-lens")
+    info = MapsInfo("tiny", prompts=9)
+    jmat.save_maps(tmp_path / "out", maps, model=gpt2, info=info, format="jacobian-lens")
     content = torch.load(tmp_path / "out" / "lens.pt", weights_only=True)
     assert content["source_layers"] == [0, 1, 2]
     assert (content["n_prompts"], content["d_model"]) == (9, D)
@@ -174,6 +180,11 @@ def test_a_jacobian_lens_is_read_by_torch(gpt2, tmp_path):
     loaded = jmat.load_maps(tmp_path / "out", model=gpt2)
     assert list(loaded) == [f"jacobian.{i}.{L}" for i in W]
     np.testing.assert_array_equal(loaded[f"jacobian.2.{L}"].W, W[2].astype(np.float16))
+    jmat.save_maps(tmp_path / "ours", loaded, info=loaded.info)
+    assert jmat.load_maps(tmp_path / "ours").info.prompts == 9
+    # n counts tokens, which a lens does not say
+    jmat.save_maps(tmp_path / "out", maps, model=gpt2, n=9, format="jacobian-lens")
+    assert torch.load(tmp_path / "out" / "lens.pt", weights_only=True)["n_prompts"] == 0
 
 
 def test_a_tuned_lens_is_read_by_torch(gpt2, streams, tmp_path):
@@ -199,6 +210,47 @@ def test_a_tuned_lens_is_read_by_torch(gpt2, streams, tmp_path):
     assert about["unembed_hash"] == printed_hash(
         torch.from_numpy(np.array(gpt2.embed.tokens.table))
     )
+
+
+def test_a_large_bias_leaves_the_digits_of_a_lens(gpt2, tmp_path, monkeypatch):
+    A, B = np.asarray(normal(D, 2)), np.asarray(normal(2, D, seed=1))
+    large = np.full(D, 1e7, np.float32)
+    low, precisions, call = LowRank(A, B, large), [], LowRank.__call__
+
+    def watched(self, x):
+        precisions.append(jax.config.jax_default_matmul_precision)
+        return call(self, x)
+
+    mean = jmat.Constant(large)
+    maps = {f"rank:2.{l}.{L}": low for l in range(L - 1)} | {f"mean.{L - 1}.{L}": mean}
+    monkeypatch.setattr(LowRank, "__call__", watched)
+    jmat.save_maps(tmp_path, maps, model=gpt2, format="tuned-lens")
+    assert "highest" in precisions
+    loaded = jmat.load_maps(tmp_path, model=gpt2)
+    np.testing.assert_allclose(loaded[f"tuned.0.{L}"].W, A @ B, atol=1e-6)
+    np.testing.assert_array_equal(loaded[f"tuned.{L - 1}.{L}"].W, np.zeros((D, D)))
+    for l in range(L):
+        np.testing.assert_array_equal(loaded[f"tuned.{l}.{L}"].bias, large)
+
+
+# A model's config can have a width and depth by the same names.
+BART = {"model_type": "bart", "d_model": D, "num_hidden_layers": L}
+
+
+@pytest.mark.parametrize("content", [json.dumps({"model_type": "gpt2"}), json.dumps(BART), "{"])
+def test_a_tuned_lens_does_not_replace_the_config_of_a_model(content, gpt2, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"is not the config of a tuned lens.*a folder of its own"):
+        jmat.save_maps(tmp_path, ALL, model=gpt2, format="tuned-lens")
+    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == content
+
+
+def test_a_tuned_lens_replaces_a_lens(gpt2, tmp_path):
+    saved_tuned(tmp_path, gpt2)
+    for _ in range(2):  # theirs, then ours
+        jmat.save_maps(tmp_path, ALL, model=gpt2, format="tuned-lens")
+        np.testing.assert_array_equal(jmat.load_maps(tmp_path)[f"tuned.0.{L}"].W, LINEAR.W)
 
 
 def test_the_hash_is_that_of_the_unembedding(gpt2):
@@ -240,6 +292,19 @@ def two_lenses(folder, gpt2):
         saved_jacobians(folder / name)
 
 
+def two_pickles(first, second):
+    def write(folder, gpt2):
+        for name in (first, second):
+            (folder / name).write_bytes(pickle.dumps(torch.eye(D)))
+
+    return write
+
+
+def two_of_nbl(folder, gpt2):
+    for name in ("xlayer_1_weights.pkl", "xlayer_1_weights.pickle"):
+        (folder / name).write_bytes(pickle.dumps([torch.eye(D), torch.ones(D)]))
+
+
 MISFITS = {
     "a narrow lens": (wrong_lens(J={0: torch.eye(3)}), r"J\[0\] in .*lens.pt is 3 wide; this model needs 64"),
     "a deep lens": (wrong_lens(J={L - 1: torch.eye(D)}), "from the output of block '3' to that of block 3; this model has the blocks 0 .. 3"),
@@ -259,6 +324,10 @@ MISFITS = {
     "a tuned lens without layers": (without_params, "does not hold the weight and bias of 4 layers"),
     "a shortcut backwards": (pickled("4_1.pickle", torch.eye(D)), "leads from layer 4 to 1"),
     "a shortcut too far": (pickled("1_5.pickle", torch.eye(D)), "from layer 1 to 5; expected a later layer among 0 .. 4"),
+    "a shortcut of two files": (two_pickles("1_4.pickle", "1_4.pkl"), "1_4.pkl and another file beside it hold the map 'mat.1.4'"),
+    "a shortcut of two numbers": (two_pickles("1_4.pickle", "01_4.pickle"), "another file beside it hold the map 'mat.1.4'"),
+    "attention of two files": (two_of_nbl, "another file beside it hold the map 'attn.1'"),
+    "a lens of two maps": (wrong_lens(J={0: torch.eye(D), "0": torch.eye(D)}), "has two maps from the output of block 0"),
     "a narrow shortcut": (pickled("1_4.pickle", torch.eye(3)), "is 3 wide; this model needs 64"),
     "a shortcut of text": (pickled("1_4.pickle", "x"), "the map in .* is str; expected a square matrix"),
     "a short intercept": (pickled("1_4.pickle", [torch.eye(D), torch.ones(3)]), r"b in .* is a tensor \[3\]; expected 64 numbers"),
@@ -305,6 +374,7 @@ def test_files_without_a_model(tmp_path, gpt2, bert):
 LINEAR = jmat.Linear(np.eye(D, dtype=np.float32))
 BIASED = jmat.Linear(np.eye(D, dtype=np.float32), np.ones(D, np.float32))
 CURVED = Hidden(LINEAR.W, LINEAR.W[:, :2], BIASED.bias[:2], LINEAR.W[:2], BIASED.bias)
+NARROW = LowRank(LINEAR.W[:10, :2], LINEAR.W[:2, :10], BIASED.bias[:10])
 ALL = {f"mat.{l}.{L}": LINEAR for l in range(L)}
 
 
@@ -318,6 +388,10 @@ ALL = {f"mat.{l}.{L}": LINEAR for l in range(L)}
         ("jacobian-lens", {"mat.1.4": jmat.Linear(LINEAR.W * 1e6)}, "has weights above 65504"),
         ("jacobian-lens", {"mat.1.4": LINEAR, "id.1.4": LINEAR}, "'mat.1.4' and 'id.1.4' lead from one layer"),
         ("jacobian-lens", {"mat.1.4": jmat.Linear(LINEAR.W[:2, :2])}, r"is \[2, 2\]; this model needs \[64, 64\]"),
+        ("jacobian-lens", {"rank:2.1.4": NARROW}, r"is \[10, 10\]; this model needs \[64, 64\]"),
+        ("tuned-lens", {**ALL, "mat.2.4": NARROW}, r"'mat.2.4' is \[10, 10\]; this model needs"),
+        ("tuned-lens", {**ALL, "mat.2.4": jmat.Constant(NARROW.bias)}, r"'mat.2.4' is \[10\]"),
+        ("tuned-lens", {**ALL, "2.4": LINEAR}, "'2.4' does not lead to layer 4, the last, by a name such as 'mat.0.4'"),
         ("tuned-lens", {**ALL, "mat.2.4": CURVED}, "'mat.2.4' has a hidden layer"),
         ("tuned-lens", {name: ALL[name] for name in list(ALL)[1::2]}, "there is none from layer 0, 2"),
         ("safetensors", ALL, "format='safetensors': expected one of jmat, tuned-lens, jacobian-lens"),
@@ -360,7 +434,9 @@ def test_maps_are_loaded_from_the_hub(hub, gpt2, monkeypatch):
     assert len(jmat.load_maps("someone/lens", model=gpt2, revision="abc")) == L - 1
     assert len(jmat.load_maps("spaces/someone/lens/inside/tiny", model=gpt2)) == L
     assert len(jmat.load_maps("someone/lens/lens.pt", model=gpt2)) == L - 1
-    with pytest.raises(FileNotFoundError, match="and someone/lens on the hub has no other"):
+    with pytest.raises(
+        FileNotFoundError, match="and no other of someone/lens is in the hub's cache: che"
+    ):
         jmat.load_maps("someone/lens/other", model=gpt2)
     assert [repo for repo, _ in hub] == ["someone/lens"] * 4
     first, second, third, _ = (options for _, options in hub)
@@ -397,8 +473,28 @@ def test_without_a_network_one_sentence_says_so(gpt2):
         jmat.push_maps("someone/lens", ALL)
 
 
+def test_offline_the_hub_is_not_said_to_lack_a_file(gpt2, tmp_path, monkeypatch):
+    """Other files of the repository are in the hub's cache, and the hub is not asked."""
+    store = tmp_path / "models--someone--lens"
+    (store / "refs").mkdir(parents=True)
+    (store / "refs" / "main").write_text("0" * 40)
+    (store / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    saved_jacobians(store / "snapshots" / ("0" * 40) / "lens.pt")
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda repo, **options: real(repo, cache_dir=tmp_path, **options),
+    )
+    assert len(jmat.load_maps("someone/lens", model=gpt2)) == L - 1
+    message = r"no other\.pt of someone/lens is in the hub's cache: .* the hub can be reached"
+    with pytest.raises(FileNotFoundError, match=message):
+        jmat.load_maps("someone/lens/other.pt", model=gpt2)
+
+
 def test_pushed_maps_are_those_that_are_saved(gpt2, tmp_path, monkeypatch):
     sent = {}
+    configs = {}  # of repositories on the hub
 
     class Hub:
         def create_repo(self, repo, *, private, exist_ok):
@@ -411,6 +507,13 @@ def test_pushed_maps_are_those_that_are_saved(gpt2, tmp_path, monkeypatch):
                 commit_url=COMMIT, commit_message="", commit_description="", oid="1"
             )
 
+    def hf_hub_download(repo, name, *, revision):
+        if (repo, name) in configs:
+            return configs[repo, name]
+        missing = huggingface_hub.errors.RemoteEntryNotFoundError
+        raise missing.__new__(missing)  # without the answer of a server
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     url = jmat.push_maps("someone/maps", ALL, model=gpt2, n=5, corpus="docs", private=True)
     assert url == COMMIT
@@ -420,3 +523,9 @@ def test_pushed_maps_are_those_that_are_saved(gpt2, tmp_path, monkeypatch):
     jmat.push_maps("someone/maps", ALL, model=gpt2, format="tuned-lens", revision="lens")
     assert list(sent["maps"]) == [f"tuned.{l}.{L}" for l in range(L)]
     assert sent["where"] == ("someone/maps", "lens")
+    sent.clear()
+    (tmp_path / "config.json").write_text(json.dumps(BART))
+    configs["someone/maps", "config.json"] = tmp_path / "config.json"
+    with pytest.raises(ValueError, match="of someone/maps on the hub is not the config of a tuned"):
+        jmat.push_maps("someone/maps", ALL, model=gpt2, format="tuned-lens")
+    assert not sent

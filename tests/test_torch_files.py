@@ -212,6 +212,14 @@ def broken_value():
     return content[: at + 4] + b"\x01" + content[at + 5 :]
 
 
+def huge_array():
+    """An array of shape (0, 2**100) and no bytes, as a pickle makes it in two steps."""
+    content = pickle.dumps(np.zeros((0, 77)), protocol=2)
+    small, large = b"K\x00KM\x86", b"K\x00\x8a\x0d" + (2**100).to_bytes(13, "little") + b"\x86"
+    assert content.count(small) == 1
+    return content.replace(small, large)
+
+
 NEGATIVE = "no whole numbers of at least 0"
 BEYOND = "beyond the 4 numbers"
 HOSTILE = {
@@ -251,7 +259,13 @@ HOSTILE = {
     "fewer strides": (zipped(tensor((2, 2), (1,)), FOUR), "more strides than axes, or fewer"),
     "strides out of range": (zipped(tensor((2, 2), (3, 1)), FOUR), BEYOND),
     "an offset out of range": (zipped(tensor((2, 2), (2, 1), offset=1), FOUR), BEYOND),
-    "huge axes": (zipped(tensor((2**62, 2**62), (0, 0)), FOUR), BEYOND),
+    "large axes": (zipped(tensor((2**20, 2**20), (0, 0)), FOUR), BEYOND),
+    "huge axes": (zipped(tensor((2**62, 2**62), (0, 0)), FOUR), NEGATIVE),
+    "a huge stride": (zipped(tensor((1, 2, 2), (2**100, 2, 1)), FOUR), NEGATIVE),
+    "a huge offset": (zipped(tensor((0, 2), (2, 1), offset=2**100), FOUR), NEGATIVE),
+    "a huge axis of nothing": (zipped(tensor((0, 2**100), (1, 1)), FOUR), NEGATIVE),
+    "large axes of nothing": (zipped(tensor((0, 2**40, 2**40), (1, 1, 1)), FOUR), "which is too large"),
+    "a huge array of nothing": (huge_array(), NEGATIVE),
     "one number for many": (zipped(tensor((10**5, 10**5), (0, 0)), FOUR), BEYOND),
     "hooks": (zipped(tensor((2, 2), (2, 1), hooks=(1,)), FOUR), "of another kind than numbers"),
     "many tensors of one storage": (many_tensors(500), "announces more numbers than"),

@@ -23,6 +23,7 @@ DTYPES = {
 }
 STORAGES: dict[str, Value] = {f"torch.{name}Storage": dtype for name, dtype in DTYPES.items()}
 _MOST_AXES = 8
+_MOST = 1 << 48  # sizes, strides and offsets are below: NumPy computes with 64 bits
 
 Bytes = Callable[[], memoryview]
 
@@ -63,6 +64,8 @@ class Tensor:
         steps = zip(self.shape, self.strides, strict=True)
         last = self.offset + sum((n - 1) * stride for n, stride in steps)
         size = math.prod(self.shape)
+        if math.prod(n for n in self.shape if n) >= _MOST:  # NumPy, too, leaves out axes of 0
+            raise PickleError(f"has a tensor of shape {_shown(self.shape)}, which is too large")
         # As many numbers as it announces: one number, say, may not stand for a thousand.
         if size and (last >= self.storage.count or size > self.storage.count):
             raise PickleError(
@@ -138,11 +141,11 @@ def _sizes(given: Value) -> tuple[int, ...]:
     if (
         not isinstance(given, tuple)
         or len(given) > _MOST_AXES
-        or not all(is_size(n) for n in given)
+        or not all(is_size(n) and n < _MOST for n in given)
     ):
         raise PickleError(
-            "has a tensor whose shape, strides or offset are no whole numbers of at least 0, or "
-            f"one of more than {_MOST_AXES} axes"
+            "has a tensor whose shape, strides or offset are no whole numbers of at least 0 and "
+            f"below {_MOST}, or one of more than {_MOST_AXES} axes"
         )
     return given
 

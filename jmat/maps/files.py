@@ -47,6 +47,8 @@ class MapsInfo:
       fit_text, eval_text: fingerprints of the examples fitted and evaluated on
         (`jmat.data.examples.fingerprint`); empty in files of version 0.1.
       jmat: version of jmat; empty in files of version 0.1.
+      prompts: prompts that a lens of gradients was fitted on; 0: not known. maps.json
+        has it only where it is known.
     """
 
     model: str
@@ -60,6 +62,7 @@ class MapsInfo:
     fit_text: str = ""
     eval_text: str = ""
     jmat: str = ""
+    prompts: int = 0
 
 
 def save_maps(
@@ -97,6 +100,8 @@ def save_maps(
         for name, each in maps.items()
     }
     about = dataclasses.asdict(info)
+    if not info.prompts:  # earlier versions do not know the field
+        del about["prompts"]
     content = {**about, "checksum": model_hash(tensors), "maps": about_maps}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     folder = pathlib.Path(folder)

@@ -7,6 +7,7 @@ row.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ FORMS: dict[str, tuple[type, tuple[str, ...]]] = {
 }
 TYPES = tuple(dict.fromkeys(kind for kind, _ in FORMS.values()))
 TYPE_NAMES = "jmat.Linear, or another map of jmat.maps"
+# Six digits: no model is as deep, and int() takes any such text.
+_JUMP = re.compile(r"(.+)\.(\d{1,6})\.(\d{1,6})", re.ASCII | re.DOTALL)
+
+
+def jump_of(name: str) -> tuple[str, int, int] | None:
+    """Returns kind, source and target layer of a map named `KIND.i.j`, such as
+    `mat.3.8`; None for another name, such as `attn.3`.
+    """
+    match = _JUMP.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]), int(match[3]))
 
 
 class Form(NamedTuple):
@@ -99,11 +110,10 @@ def described(name: str, stand_in: Map) -> JsonObject:
     where the name has one.
     """
     form = form_of(stand_in)
-    kind = name.rsplit(".", 2)
+    jump = jump_of(name)
     about: JsonObject = {"shape": list(form.shape), "bias": form.bias}
-    about |= (
-        {"kind": kind[0]} if len(kind) == 3 and kind[1].isdecimal() and kind[2].isdecimal() else {}
-    )
+    if jump is not None:
+        about["kind"] = jump[0]
     return about | {"apply": form.apply} | ({"int8": list(form.int8)} if form.int8 else {})
 
 

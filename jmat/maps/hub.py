@@ -7,7 +7,7 @@ import huggingface_hub.errors
 
 from jmat.checkpoint.hub import snapshot
 from jmat.maps.files import MAPS_FILES
-from jmat.maps.lens_files import CONFIG, PARAMS
+from jmat.maps.lens_files import CONFIG, PARAMS, check_replaceable
 from jmat.runtime.errors import first_line, shortened
 
 # Files of a folder with maps; all others of a repository stay where they are.
@@ -39,7 +39,11 @@ def fetch_maps(name: str, revision: str | None) -> pathlib.Path:
         **({} if kind is None else {"repo_type": kind}),
     )
     if not (folder / inside).exists():
-        raise FileNotFoundError(f"{missing}, and {repo} on the hub has no {inside}.")
+        # Where the hub cannot be reached, the folder is what its cache has of the repository.
+        raise FileNotFoundError(
+            f"{missing}, and no {inside} of {repo} is in the hub's cache: check the name, and that "
+            "the hub can be reached (no offline mode)."
+        )
     return folder / inside
 
 
@@ -54,11 +58,15 @@ def upload_folder(folder: pathlib.Path, repo: str, *, private: bool, revision: s
     none; returns the address of the commit.
 
     Raises:
+      ValueError: the repository has a config.json that is not a lens's, and the folder
+        would replace it.
       ConnectionError: the hub cannot be reached, or refuses.
     """
     errors = huggingface_hub.errors
     try:
         hub = huggingface_hub.HfApi()
+        if (folder / CONFIG).exists():
+            _check_config(repo, revision)
         hub.create_repo(repo, private=private, exist_ok=True)
         commit = hub.upload_folder(
             repo_id=repo,
@@ -73,3 +81,17 @@ def upload_folder(folder: pathlib.Path, repo: str, *, private: bool, revision: s
             "network, HF_HUB_OFFLINE unset, and a token with the right to write "
             "(`hf auth login`)."
         ) from None
+
+
+def _check_config(repo: str, revision: str | None) -> None:
+    """Raises ValueError where a repository has a config.json that is not a lens's."""
+    errors = huggingface_hub.errors
+    try:
+        path = huggingface_hub.hf_hub_download(repo, CONFIG, revision=revision)
+    except (
+        errors.RemoteEntryNotFoundError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+    ):
+        return
+    check_replaceable(pathlib.Path(path), f"{CONFIG} of {repo} on the hub", "repository")

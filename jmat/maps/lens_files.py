@@ -7,6 +7,7 @@ tuned lens reads the input of block l, our stream l, as `h + h @ weight.T + bias
 
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -19,8 +20,9 @@ from jmat.checkpoint.pickles import Value
 from jmat.checkpoint.stored_tensors import is_size
 from jmat.checkpoint.torch_files import read_torch, tensor_values
 from jmat.checkpoint.torch_writing import Plain, write_torch
-from jmat.maps.compact import Hidden, Map
+from jmat.maps.compact import Map
 from jmat.maps.files import MapsInfo
+from jmat.maps.maps_to_last import maps_to_last
 from jmat.maps.types import Linear
 from jmat.models.family import Transformer
 from jmat.models.layers import word_kernel
@@ -93,7 +95,7 @@ def read_jacobian_lens(
     if not isinstance(matrices, dict) or not matrices:
         raise ValueError(f"{path} has no table of layers under 'J', as a Jacobian lens has.")
     target = _target(path, content, L)
-    maps: dict[str, Map] = {}
+    maps: dict[int, Map] = {}
     for layer in sorted(matrices, key=str):
         if not str(layer).isdecimal() or len(str(layer)) > 6 or not int(layer) + 1 < target:
             raise ValueError(
@@ -101,13 +103,15 @@ def read_jacobian_lens(
                 f"{target - 1}; this model has the blocks 0 .. {L - 1}: the lens is another "
                 "model's."
             )
-        what = f"J[{layer}]"
-        maps[f"jacobian.{int(layer) + 1}.{target}"] = Linear(
+        what, source = f"J[{layer}]", int(layer) + 1
+        if source in maps:
+            raise ValueError(f"{path} has two maps from the output of block {int(layer)}.")
+        maps[source] = Linear(
             jnp.asarray(square(matrices[layer], path, what, model.config.width).T)
         )
-    n = content.get("n_prompts", 0)
-    ordered = dict(sorted(maps.items(), key=lambda each: int(each[0].split(".")[1])))
-    return ordered, MapsInfo(model.name, n=n if is_size(n) else 0, dtype="float16")
+    prompts = content.get("n_prompts", 0)
+    ordered = {f"jacobian.{source}.{target}": maps[source] for source in sorted(maps)}
+    return ordered, MapsInfo(model.name, prompts=prompts if is_size(prompts) else 0)
 
 
 def _target(path: pathlib.Path, content: Mapping[Value, Value], L: int) -> int:
@@ -129,9 +133,15 @@ def _target(path: pathlib.Path, content: Mapping[Value, Value], L: int) -> int:
 
 
 def write_jacobian_lens(
-    folder: pathlib.Path, maps: Mapping[str, Map], model: Transformer, n: int
+    folder: pathlib.Path, maps: Mapping[str, Map], model: Transformer, prompts: int
 ) -> None:
     """Writes `lens.pt`, with matrices in float16, whole or not at all.
+
+    Args:
+      folder: is made where it is missing.
+      maps: by name, `KIND.i.L`.
+      model: the model that they belong to.
+      prompts: number of prompts that they were fitted on; 0: not known.
 
     Raises:
       ValueError: a map that the file has no place for: from the embedding, to another
@@ -139,7 +149,7 @@ def write_jacobian_lens(
       OSError: the file cannot be written.
     """
     matrices: dict[str | int, Plain] = {}
-    for layer, (name, W, bias) in sorted(_to_last(maps, model, JACOBIAN_LENS).items()):
+    for layer, (name, W, bias) in sorted(maps_to_last(maps, model, JACOBIAN_LENS).items()):
         if layer == 0:
             raise ValueError(
                 f"map {name!r} leads from the embedding, and a Jacobian lens reads outputs of "
@@ -158,7 +168,7 @@ def write_jacobian_lens(
     layers: list[Plain] = [*matrices]
     content: Plain = {
         "J": matrices,
-        "n_prompts": n,
+        "n_prompts": prompts,
         "source_layers": layers,
         "d_model": model.config.width,
     }
@@ -255,16 +265,40 @@ def _config(path: pathlib.Path) -> tuple[int, int, bool, str, str | None]:
     return D, L, has_bias, str(about.get("base_model_name_or_path", ""))[:200], stored_hash
 
 
+def check_replaceable(path: pathlib.Path, name: str, place: str) -> None:
+    """Raises ValueError for a file that is not the config of a lens, a model's say,
+    which a lens must not replace.
+
+    Args:
+      path: of the file.
+      name: of the file, for the error.
+      place: that a lens should have of its own, for the error: `folder`, say.
+    """
+    try:
+        _config(path)
+        # Some configs of models have a width and depth by the same names, but no base model.
+        is_lens = "base_model_name_or_path" in read_json_object(path)
+    except (ValueError, OSError):
+        is_lens = False
+    if not is_lens:
+        raise ValueError(
+            f"{name} is not the config of a tuned lens, and writing one would replace it: give "
+            f"the lens a {place} of its own."
+        )
+
+
 def write_tuned_lens(folder: pathlib.Path, maps: Mapping[str, Map], model: Transformer) -> None:
     """Writes `params.pt` and `config.json`, whole or not at all.
 
     Raises:
       ValueError: a layer below the last has no map; a map leads to another layer than
-        the last, or is not affine.
+        the last, or is not affine; the folder has a config.json of something else.
       OSError: the files cannot be written.
     """
+    if os.path.lexists(folder / CONFIG):
+        check_replaceable(folder / CONFIG, str(folder / CONFIG), "folder")
     D, L = model.config.width, model.config.layers
-    by_layer = _to_last(maps, model, TUNED_LENS)
+    by_layer = maps_to_last(maps, model, TUNED_LENS)
     if missing := [str(l) for l in range(L) if l not in by_layer]:
         raise ValueError(
             f"a tuned lens has a map from every layer below the last; there is none from layer "
@@ -290,46 +324,3 @@ def write_tuned_lens(folder: pathlib.Path, maps: Mapping[str, Map], model: Trans
             folder / CONFIG: lambda path: path.write_text(json.dumps(about), "utf-8"),
         }
     )
-
-
-# --- both -----------------------------------------------------------------------------------------
-
-
-def _to_last(
-    maps: Mapping[str, Map], model: Transformer, form: str
-) -> dict[int, tuple[str, Float[ndarray, "D D"], Float[ndarray, " D"] | None]]:
-    """Returns name, W and bias of each map by its source layer. Raises ValueError for a
-    map that a lens cannot hold.
-    """
-    D, L = model.config.width, model.config.layers
-    by_layer: dict[int, tuple[str, ndarray, ndarray | None]] = {}
-    for name, stand_in in maps.items():
-        _, source, target = ["", "", *name.rsplit(".", 2)][-3:]
-        if not (source.isdecimal() and target.isdecimal() and int(source) < int(target) == L):
-            raise ValueError(
-                f"map {name!r} does not lead to layer {L}, the last, as the maps of "
-                f"format={form!r} do: leave it out."
-            )
-        if int(source) in by_layer:
-            raise ValueError(
-                f"maps {by_layer[int(source)][0]!r} and {name!r} lead from one layer, and "
-                f"format={form!r} has one map for each: leave one out."
-            )
-        if isinstance(stand_in, Hidden):
-            raise ValueError(
-                f"map {name!r} has a hidden layer, and format={form!r} holds affine maps only."
-            )
-        W, bias = _affine(stand_in, D)
-        if W.shape != (D, D):
-            raise ValueError(f"map {name!r} is {list(W.shape)}; this model needs {[D, D]}.")
-        by_layer[int(source)] = (name, W, bias)
-    return by_layer
-
-
-def _affine(stand_in: Map, D: int) -> tuple[ndarray, ndarray | None]:
-    """Returns W and bias of an affine map, float32."""
-    if isinstance(stand_in, Linear):
-        bias = None if stand_in.bias is None else np.asarray(stand_in.bias, np.float32)
-        return np.asarray(stand_in.W.astype(jnp.float32)), bias
-    bias = np.asarray(stand_in(jnp.zeros(D)))
-    return np.asarray(stand_in(jnp.eye(D)) - bias), bias

@@ -38,19 +38,25 @@ def read_pickled_maps(
 
     Raises:
       ValueError: a name that says no layers, layers or a width that the model does not
-        have, a damaged file.
+        have, two files of one map, a damaged file.
     """
     maps: dict[str, Map] = {}
     for path in sorted(paths, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
         if match := _SHORTCUT.fullmatch(path.name):
-            maps |= _shortcut(path, int(match[1]), int(match[2]), model)
+            read = _shortcut(path, int(match[1]), int(match[2]), model)
         elif match := _NBL.fullmatch(path.name):
-            maps |= _attention(path, int(match[1]), model)
+            read = _attention(path, int(match[1]), model)
         else:
             raise ValueError(
                 f"the name of {path} does not say between which layers its map leads; expected "
                 "one such as 3_12.pickle, or xlayer_3_weights.pkl of NBL."
             )
+        if twice := sorted(maps.keys() & read.keys()):
+            raise ValueError(
+                f"{path} and another file beside it hold the map {twice[0]!r}: keep one of them, "
+                "or name one file."
+            )
+        maps |= read
     return maps, MapsInfo("" if model is None else model.name)
 
 

@@ -64,7 +64,8 @@ def save_maps(
         sub-module.
       model: the model that they were fitted on, whose weights loading compares.
       info: all that the files say of the maps, instead of `model`, `n` and `corpus`.
-      n: number of tokens that they were fitted on; 0: not known.
+        A Jacobian lens says only its number of prompts, `info.prompts`.
+      n: number of tokens that they were fitted on; 0: not known. Lenses do not say it.
       corpus: name of the text.
       format: `jmat`, which loses nothing; `tuned-lens` (`config.json`, `params.pt`), an
         affine map from every layer to the last; `jacobian-lens` (`lens.pt`), maps to
@@ -72,7 +73,8 @@ def save_maps(
 
     Raises:
       ValueError: neither `model` nor `info` is given; there are no maps, or something
-        else; a map that the format cannot hold.
+        else; a map that the format cannot hold; for a tuned lens, a folder with a
+        `config.json` of something else, of a model say.
       OSError: the files cannot be written.
 
     Examples:
@@ -116,7 +118,7 @@ def save_maps(
         if format == TUNED_LENS:
             write_tuned_lens(folder, maps, model)
         else:
-            write_jacobian_lens(folder, maps, model, info.n if info is not None else n)
+            write_jacobian_lens(folder, maps, model, 0 if info is None else info.prompts)
         return
     if info is None:
         assert model is not None
@@ -166,7 +168,8 @@ def load_maps(
     - `maps.safetensors` and `maps.json`, as `save_maps` and the experiments write them;
     - a Jacobian lens (`.pt`), whose maps become `jacobian.{i}.{L}`;
     - a tuned lens (`config.json` and `params.pt`): `tuned.{i}.{L}`;
-    - pickles named `{i}_{j}.pickle` of Din et al. 2023: `mat.{i}.{j}`;
+    - pickles named `{i}_{j}.pickle` of Din et al. 2023: `mat.{i}.{j}`, or
+      `affine.{i}.{j}` where they hold a matrix and an intercept;
     - pickles named `xlayer_{i}_weights.pkl` of NBL: `attn.{i}`, and `ln_1.{i}`, the
       identity in place of the norm before it.
 
@@ -179,8 +182,8 @@ def load_maps(
 
     Raises:
       FileNotFoundError: there are no such maps, here or on the hub.
-      ValueError: a damaged file, maps of another model, or a pickle with anything but
-        maps in it.
+      ValueError: a damaged file, maps of another model, two files of one map, or a
+        pickle with anything but maps in it.
 
     Examples:
       >>> import jmat
@@ -232,7 +235,8 @@ def push_maps(
       revision: branch that gets the commit; by default the main one.
 
     Raises:
-      ValueError: as `save_maps`, before anything is sent.
+      ValueError: as `save_maps`, before anything is sent. For a tuned lens, the
+        repository's `config.json` must not be of something else.
       ConnectionError: the hub cannot be reached, or refuses.
 
     Examples:
