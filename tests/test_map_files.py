@@ -2,6 +2,7 @@
 damage is one sentence.
 """
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -15,7 +16,7 @@ import safetensors.numpy
 import jmat
 from jmat.maps.compact import Diagonal, Hadamard, Hidden, LowRank, Map, quantised
 from jmat.maps.files import MapsInfo, read_maps, save_maps
-from jmat.maps.forms import FORMS, form_of
+from jmat.maps.forms import FORMS, form_of, jump_of
 from jmat.maps.kinds import KINDS, fit_kind, parse_kind
 from jmat.maps.metric import metric_of
 from jmat.maps.regression import Regression, pair_moments
@@ -89,6 +90,30 @@ def test_all_forms_come_back_bit_by_bit(saved):
         assert isinstance(stand_in, Map)
         assert same(loaded[name], stand_in), name
         np.testing.assert_array_equal(loaded[name](x), stand_in(x))
+
+
+def test_a_name_says_from_where_to_where_a_map_leads():
+    assert jump_of("mat.3.12") == ("mat", 3, 12)
+    assert jump_of("ridge:0.5+int8.0.8") == ("ridge:0.5+int8", 0, 8)
+    for name in (
+        "attn.3",
+        "3.12",
+        ".3.12",
+        "mat.3.x",
+        "mat.-3.12",
+        "mat.３.12",
+        "mat.3." + "1" * 7,
+    ):
+        assert jump_of(name) is None
+
+
+def test_the_json_has_prompts_only_where_they_are_known(tmp_path):
+    for prompts in (0, 7):
+        info = dataclasses.replace(INFO, prompts=prompts)
+        save_maps(tmp_path, {"mat.0.2": Linear(values(D, D))}, info)
+        content = json.loads((tmp_path / "maps.json").read_text())
+        assert content.get("prompts", "none") == (prompts or "none")
+        assert read_maps(tmp_path)[1] == info
 
 
 def test_the_json_says_the_kind_and_how_it_is_applied(saved):
