@@ -14,6 +14,7 @@ from jmat.metrics.predictions import (
     compare,
     confidences,
     cross_entropy,
+    distribution,
     perplexity,
     rank,
     top_2_gap,
@@ -54,9 +55,18 @@ def test_precision_and_recall_are_those_of_top_k(logits, k):
 
 
 def test_ties_rank_the_lower_id_first():
-    np.testing.assert_array_equal(rank(jnp.zeros((3, 4)), jnp.array([0, 1, 3])), [0, 1, 3])
+    full, short = distribution(jnp.eye(4)[jnp.array([0, 1, 3])]), distribution(jnp.zeros((3, 4)))
+    np.testing.assert_array_equal(rank(full, short), [0, 1, 3])
     values = compare(jnp.zeros((1, 4)), jnp.asarray([[0.0, 0.0, 1.0, 1.0]]), ks=(2, 3))
     assert (float(values["precision@2"][0]), float(values["precision@3"][0])) == (0, 1)
+
+
+def test_a_rank_needs_two_distributions():
+    good, bad = jnp.zeros((4, 4)), jnp.zeros((4, 4)).at[0].set(jnp.nan).at[1, 2].set(jnp.inf)
+    for full, short in ((good, bad), (bad, good)):
+        np.testing.assert_array_equal(
+            rank(distribution(full), distribution(short)), [np.nan, np.nan, 0, 0]
+        )
 
 
 @pytest.mark.parametrize("width", [5, 130, 640, 64 * 17 + 1, 1021, 29 * 61])

@@ -18,11 +18,12 @@ from jmat.maps.fit import fit_map
 from jmat.maps.sharing import save_maps as save_lens
 from jmat.maps.types import Identity, Linear
 from jmat.models.sites import stream_sites
+from jmat.report.notes import OVERFLOWS
 from jmat.runtime.digests import model_hash
 from jmat.studies.peek import Options
 from jmat.studies.peek import predictions as peeking
 from jmat.studies.peek import run as run_peek
-from jmat.studies.peek.page import number, page, percent
+from jmat.studies.peek.page import number, page, percent, token_table
 from tests import scripts
 
 REFERENCE = "tests/data/reference"
@@ -150,8 +151,9 @@ def test_sentences_must_have_tokens_that_fit(gpt2):
     ):
         with pytest.raises(ValueError, match=message):
             peeking.all_positions(sentences, tokenizer, max_length=128, masked=False)
+    _, model, tokenizer, split, streams, shortcuts = gpt2
     with pytest.raises(ValueError, match="top=0: expected 1 to 768"):
-        peeking.top_predictions(gpt2[1], Identity(), gpt2[4][0], 0)
+        peeking.peek(model, tokenizer, SENTENCES, split, streams, shortcuts, name="", top=0)
 
 
 def test_measures_compare_every_reading_with_the_full_model(gpt2):
@@ -178,6 +180,52 @@ def test_measures_compare_every_reading_with_the_full_model(gpt2):
                         atol=2e-4,
                         err_msg=f"{kind} {layer} {name}",
                     )
+
+
+def test_what_is_no_prediction_is_shown_as_none(gpt2, tmp_path):
+    """A map that overflows leaves a dash everywhere, and all files are still JSON."""
+    model, tokenizer = gpt2[1:3]
+    D = model.config.width
+    maps = {
+        "mat.1.4": Linear(np.full((D, D), np.nan, np.float32)),
+        "mat.2.4": gpt2[5]["mat"][2],
+    }
+    results = run_peek(model, SENTENCES[:1], Options(top=2), tokenizer=tokenizer, maps=maps)
+    results.save(tmp_path)
+    text = (tmp_path / "peek.json").read_text("utf-8")
+    found = json.loads(text, parse_constant=pytest.fail)
+    sentence, T = found["sentences"][0], len(found["sentences"][0]["tokens"])
+    assert found["layers"] == [1, 2, 4]
+    assert sentence["predictions"]["mat"][0] == [[["—", None]] * 2] * T
+    assert all(measure[0] == [None] * T for measure in sentence["measures"]["mat"].values())
+    for kind, layers in (("mat", (1, 2)), ("id", (0, 1, 2))):
+        for measure in sentence["measures"][kind].values():
+            assert None not in [value for layer in layers for value in measure[layer]]
+    rows = [row for row in results.rows if row["map"] == "mat" and row["layer"] == 1]
+    assert {(row["value"], row["top_1"], row["probability_1"]) for row in rows} == {
+        (None, "—", None)
+    }
+    for table in (page(found), token_table(found, 0, "mat")):
+        assert "—" in table
+        assert "nan" not in table.split("<script>")[0].lower()
+    (*_, (about, (_, *body))) = Page((tmp_path / "peek.html").read_text("utf-8")).tables
+    assert about["data-map"] == "mat"
+    for cell in body[-1][1:]:
+        assert cell["text"] == cell["data-kl"] == cell["data-rank"] == "—"
+        assert "same" not in cell.get("class", "")
+        assert set(cell["style"].split(";")) == {
+            f"--{name}:0.000" for name in ("p", "entropy", "kl", "rank")
+        }
+    assert "—" in results.table()
+    assert {row["note"] for row in rows} == {OVERFLOWS}
+    nothing = {
+        **found,
+        "sentences": [{**sentence, "predictions": {"mat": [[[["—", None]]] * T] * 3}}],
+    }
+    assert {row["value"] for row in peeking.peek_rows(nothing)} == {None}
+    none = {name: [[None] * T] * 3 for name in ("entropy", "kl", "rank")}
+    nothing["sentences"][0]["measures"] = {"mat": none}
+    assert len(Page(page(nothing)).tables) == 1
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -449,6 +497,18 @@ def test_kinds_are_fitted_and_read_in_order(gpt2, gpt2_examples, kinds_of):
     np.testing.assert_allclose(measures["rank:3"]["kl"][1], expected, rtol=1e-2)
 
 
+def test_the_last_layer_can_be_read_alone(kinds_of):
+    layers, measures = kinds_of(kinds=["affine", "mat"], layers=[4])
+    assert (layers, list(measures)) == ([4], ["affine", "mat"])
+
+
+def test_given_kinds_are_found_however_their_parameter_is_written(gpt2, kinds_of):
+    mat = gpt2[5]["mat"][1]
+    for saved in ("ridge:0.01", "ridge:1e-2"):
+        for asked in ("ridge:0.01", "ridge:1e-2"):
+            assert list(kinds_of({f"{saved}.1.4": mat}, kinds=[asked])[1]) == ["ridge:0.01"]
+
+
 def test_given_maps_are_of_any_kind(gpt2, kinds_of, tmp_path):
     model, mats = gpt2[1], gpt2[5]["mat"]
     maps = {f"tuned.{layer}.4": mats[layer] for layer in range(4)}
@@ -474,6 +534,7 @@ def test_given_maps_are_of_any_kind(gpt2, kinds_of, tmp_path):
         (None, {"kinds": ["rnk:3"]}, "'rnk:3' is no kind of map; did you mean 'rank'"),
         (None, {"kinds": ["rank:65"]}, "rank 65, above the width 64"),
         (None, {"kinds": ["jacobian"]}, "'jacobian' is derived from gradients, and peek does not"),
+        (None, {"kinds": ["future_sum"]}, "derived from sums of future streams, and peek does not"),
         (None, {"kinds": "mat"}, "kinds='mat': expected a list"),
         ({}, {"kinds": ["tuned"]}, "maps= has no kind 'tuned'; it has id, mat"),
         ({}, {"layers": [2]}, "maps= has no map mat.2.4"),

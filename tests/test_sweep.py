@@ -29,7 +29,7 @@ from jmat.runtime.mesh import data_mesh, place, replicate
 from jmat.studies.early_exit.curves import top_words
 from jmat.studies.evaluation import evaluate
 from jmat.studies.linearity.measure import measure, step_pairs
-from jmat.studies.peek.predictions import top_predictions
+from jmat.studies.peek.measures import read_layers
 from jmat.studies.prune.heal import distil
 from jmat.studies.prune.measure import compare_on_text
 from jmat.studies.submodules.ablation import ABLATIONS, ablate, fit_parts, part_sites
@@ -85,10 +85,11 @@ def evaluated(model, split, other):
 
 
 def predicted(model, split, other):
-    stream = capture(model, split, ("block.2",))["block.2"]
+    acts = capture(model, split, stream_sites(L))
+    streams = [acts[site] for site in stream_sites(L)]
     return {
-        "top": top_predictions(model, Identity(), stream, 3),
-        "words": top_words(model, stream, 50),
+        "top": read_layers(model, {"id": {2: Identity(), L: Identity()}}, streams, 3),
+        "words": top_words(model, streams[2], 50),
     }
 
 
@@ -194,7 +195,7 @@ def test_each_device_computes_its_share_and_all_find_what_one_finds(
         "tasks.scoring",
         "early_exit.curves",
         "linearity.measure",
-        "peek.predictions",
+        "peek.measures",
     ):
         monkeypatch.setattr(
             importlib.import_module(f"jmat.studies.{name}"), "local_mesh", lambda chosen=None: one

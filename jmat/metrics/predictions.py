@@ -116,13 +116,18 @@ def _among(top: Int[Array, "N k"], token: Int[Array, "N 1"]) -> Float[Array, " N
     return jnp.any(top == token, axis=-1).astype(jnp.float32)
 
 
-def rank(logits: Float[Array, "N V"], token: Int[Array, " N"]) -> Int[Array, " N"]:
-    """Returns how many tokens come before this one, by logit and then by id; counted,
-    since V is too long to sort.
+@jax.jit
+def rank(full: Distribution, short: Distribution) -> Float[Array, " N"]:
+    """Returns how many tokens the shortcut ranks before the full model's top-1 token,
+    by logit and then by id; counted, since V is too long to sort.
+
+    NaN where one of the two is no distribution.
     """
+    logits, token = short.logits, full.top[:, 0]
     own = _pick(logits, token)[:, None]
     lower_id = jnp.arange(logits.shape[-1], dtype=token.dtype) < token[:, None]
-    return jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
+    before = jnp.sum((logits > own) | ((logits == own) & lower_id), axis=-1, dtype=jnp.int32)
+    return jnp.where(full.known & short.known, before.astype(jnp.float32), jnp.nan)
 
 
 def confidences(

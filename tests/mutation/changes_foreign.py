@@ -154,8 +154,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/measures.py",
-        "rank(short, whole.top[:, 0])",
-        "rank(full, reading.top[:, 0])",
+        "rank(full, reading)",
+        "rank(reading, full)",
         "the rank is that of the reading's token in the full model",
         "test_peek.py",
     ),

@@ -1335,8 +1335,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/predictions.py",
-        "full = by_layer[-1][position][0][0]",
-        "full = by_layer[0][position][0][0]",
+        "full = by_layer[-1][position]",
+        "full = by_layer[0][position]",
         "peek: full is the first layer's",
         "test_peek.py",
     ),
@@ -1349,8 +1349,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/predictions.py",
-        "float(top[0][0] == full)",
-        "float(full in [t for t, _ in top])",
+        "return top[0][0] == full[0][0]",
+        "return full[0][0] in [t for t, _ in top]",
         "peek: precision@k",
         "test_peek.py",
     ),

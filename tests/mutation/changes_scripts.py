@@ -834,8 +834,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/peek/page.py",
-        "agrees = token == full",
-        "agrees = token != full",
+        "same = agrees(top, full)",
+        "same = not agrees(top, full)",
         "cells that differ are marked",
         "test_peek.py",
     ),

@@ -211,8 +211,8 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/peek/page.py",
-        'same = " class=same" if token == full[0][0] else ""',
-        'same = " class=same" if token != full[0][0] else ""',
+        'same = " class=same" if agrees(top, full) else ""',
+        'same = "" if agrees(top, full) else " class=same"',
         "the page underlines what differs from the full model",
         "test_overview_page.py",
     ),

@@ -1,18 +1,26 @@
-"""Measures how far a reading of a layer is from the full model's prediction, position
-by position.
+"""Reads layers through maps, and measures how far each reading is from the full model's
+prediction, position by position.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture.sweep import stored_rows, sweep
 from jmat.forward import logits
-from jmat.metrics.predictions import compare_distributions, confidences_of, distribution, rank
+from jmat.metrics.predictions import (
+    Distribution,
+    compare_distributions,
+    confidences_of,
+    distribution,
+    rank,
+)
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
-from jmat.runtime.mesh import local_mesh, place, replicate
+from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
 
 # Name → what it says. Entropy and KL are in nats.
 MEASURES = {
@@ -23,22 +31,61 @@ MEASURES = {
 _POSITIONS_AT_ONCE = 256  # bounds the memory of logits
 
 
-def measure(
+class Reading(NamedTuple):
+    """Holds what is read of a layer at each position; NaN where its logits are no
+    distribution.
+
+    Attributes:
+      ids: of the K most probable tokens, the most probable first; of equally probable
+        ones, lower ids come first.
+      probabilities: of these tokens.
+      measures: by the names of `MEASURES`.
+    """
+
+    ids: Int[Array | ndarray, "N K"]
+    probabilities: Float[Array | ndarray, "N K"]
+    measures: dict[str, Float[Array | ndarray, " N"]]
+
+
+def read_layers(
     model: Transformer,
-    shortcut: Site,
-    stream: Float[ndarray, "N D"],
-    final: Float[ndarray, "N D"],
-) -> dict[str, Float[ndarray, " N"]]:
-    """Returns the measures of a layer's stream through a map, beside the final stream."""
-    mesh = local_mesh()
-    model, shortcut = place(model, mesh), replicate(mesh, shortcut)
+    shortcuts: Mapping[str, Mapping[int, Site]],
+    streams: Sequence[Float[ndarray, "N D"]],
+    top: int,
+) -> dict[str, dict[int, Reading]]:
+    """Returns the readings of layers through maps, by map's name and layer.
 
-    def read(streams: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
-        x, full = streams
-        return _measures(logits(model, _apply(shortcut, x)), logits(model, full))
+    Args:
+      model: its final norm and head read out predictions.
+      shortcuts: map's name → layer → map to the final stream. The final layer is read
+        as it is.
+      streams: h_0 .. h_L.
+      top: how many tokens to name, K.
+    """
+    mesh, L = local_mesh(), len(streams) - 1
+    model = place(model, mesh)
+    best = row_by_row(lambda scores: tuple(jax.lax.top_k(jax.nn.softmax(scores), top)[::-1]), mesh)
+    layers = sorted({L, *(layer for maps in shortcuts.values() for layer in maps)})
 
-    plan = stored_rows(len(stream), _POSITIONS_AT_ONCE, mesh=mesh)
-    return sweep(plan, read, inputs=lambda rows: (rows.take(stream), rows.take(final)), mesh=mesh)
+    def read(batch: dict[int, jax.Array]) -> dict[str, dict[int, Reading]]:
+        full = distribution(logits(model, batch[L]))
+
+        def reading(shortcut: Site, layer: int) -> Reading:
+            own = full
+            if layer != L:
+                short = _apply(replicate(mesh, shortcut), batch[layer])
+                own = distribution(logits(model, short))
+            ids, probabilities = best(own.logits)
+            return Reading(ids, probabilities, _measures(full, own))
+
+        return {
+            kind: {layer: reading(shortcut, layer) for layer, shortcut in maps.items()}
+            for kind, maps in shortcuts.items()
+        }
+
+    plan = stored_rows(len(streams[L]), _POSITIONS_AT_ONCE, mesh=mesh)
+    inputs = lambda rows: {layer: rows.take(streams[layer]) for layer in layers}  # noqa: E731
+    return sweep(plan, read, inputs=inputs, mesh=mesh)
 
 
 @jax.jit
@@ -47,12 +94,9 @@ def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _measures(
-    short: Float[Array, "N V"], full: Float[Array, "N V"]
-) -> dict[str, Float[Array, " N"]]:
-    reading, whole = distribution(short), distribution(full)
+def _measures(full: Distribution, reading: Distribution) -> dict[str, Float[Array, " N"]]:
     return {
         "entropy": confidences_of(reading)["entropy"],
-        "kl": compare_distributions(whole, reading)["kl"],
-        "rank": 1 + rank(short, whole.top[:, 0]).astype(jnp.float32),
+        "kl": compare_distributions(full, reading)["kl"],
+        "rank": 1 + rank(full, reading),
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jmat.report.names import readable
 from jmat.studies.peek.measures import MEASURES
-from jmat.studies.peek.predictions import Peek, Sentence, Top, visible
+from jmat.studies.peek.predictions import NOTHING, Peek, Sentence, Top, agrees, visible
 
 _ABOUT = {
     "id": "the layer's stream, read directly",
@@ -93,30 +93,47 @@ def _largest(peek: Peek) -> dict[str, float]:
         each for sentence in peek["sentences"] for each in sentence.get("measures", {}).values()
     ]
     return {
-        name: max(value for each in measured for row in each[name] for value in row)
+        name: max(
+            (
+                value
+                for each in measured
+                for row in each[name]
+                for value in row
+                if value is not None
+            ),
+            default=1.0,
+        )
         for name in (_SHOWN if measured else ())
     }
 
 
-def number(value: float) -> str:
-    """Returns a measure as people read it, to three digits or as a whole number."""
+def number(value: float | None) -> str:
+    """Returns a measure as people read it, to three digits or as a whole number; a dash
+    where there is none.
+    """
+    if value is None:
+        return NOTHING
     return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
 
 
-def _fill(name: str, value: float, most: float) -> float:
+def _fill(name: str, value: float | None, most: float) -> float:
     """Returns how full a cell's colour is for a measure, 0..1; small values of KL and
     rank differ visibly.
     """
+    if value is None:
+        return 0.0
     if name == "rank":
         return math.log(value) / math.log(most) if most > 1 else 0.0
     share = value / most if most > 0 else 0.0
     return math.sqrt(max(share, 0.0)) if name == "kl" else share
 
 
-def shade(probability: float) -> float:
+def shade(probability: float | None) -> float:
     """Returns how full a cell's colour is, 0..1: a square root, so that 1 % and 5 %
     differ visibly.
     """
+    if probability is None:
+        return 0.0
     return math.sqrt(min(max(probability, 0.0), 1.0))
 
 
@@ -149,7 +166,7 @@ def _table(peek: Peek, number: int, kind: str, n: int, largest: Mapping[str, flo
         cells = [
             _cell(
                 top,
-                full[0][0],
+                full,
                 {name: (values[k][t], largest[name]) for name, values in measures.items()},
             )
             for t, (top, full) in enumerate(zip(by_layer[k], by_layer[-1], strict=True))
@@ -189,7 +206,7 @@ def token_table(peek: Peek, number: int, kind: str) -> str:
         cells = []
         for top, full in zip(by_layer[k], by_layer[-1], strict=True):
             token, probability = top[0]
-            same = " class=same" if token == full[0][0] else ""
+            same = " class=same" if agrees(top, full) else ""
             look = f'style="--p:{shade(probability):.3f}" title="{percent(probability)}"'
             cells.append(f"<td{same} {look}><bdi>{_token(token)}</bdi></td>")
         label = _layer_label(peek["layers"][k], peek["blocks"])
@@ -220,11 +237,11 @@ def _layer_label(layer: int, blocks: int) -> str:
     return f"{layer}<small>{note}</small>" if note else str(layer)
 
 
-def _cell(top: Top, full: str, measures: Mapping[str, tuple[float, float]]) -> str:
+def _cell(top: Top, full: Top, measures: Mapping[str, tuple[float | None, float]]) -> str:
     """Returns a cell; `measures` are values, and the largest ones on the page."""
     token, probability = top[0]
-    agrees = token == full
-    spoken = f"{visible(token)}, {percent(probability)}{', as the full model' if agrees else ''}"
+    same = agrees(top, full)
+    spoken = f"{visible(token)}, {percent(probability)}{', as the full model' if same else ''}"
     fills = {"p": shade(probability)}
     data = ""
     for name, (value, most) in measures.items():
@@ -233,13 +250,15 @@ def _cell(top: Top, full: str, measures: Mapping[str, tuple[float, float]]) -> s
         data += f' data-{name}="{number(value)}"'
     style = ";".join(f"--{name}:{fill:.3f}" for name, fill in fills.items())
     return (
-        f'<td role="gridcell" tabindex="-1"{" class=same" if agrees else ""} style="{style}"{data} '
+        f'<td role="gridcell" tabindex="-1"{" class=same" if same else ""} style="{style}"{data} '
         f'aria-label="{_text(spoken)}"><bdi>{_token(token)}</bdi></td>'
     )
 
 
-def percent(probability: float) -> str:
-    """Returns a probability as people read it."""
+def percent(probability: float | None) -> str:
+    """Returns a probability as people read it; a dash where there is none."""
+    if probability is None:
+        return NOTHING
     share = 100 * probability
     return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %" if share >= 0.1 else "< 0.1 %"
 
@@ -280,4 +299,4 @@ def _script_data(peek: Peek) -> str:
             for sentence in peek["sentences"]
         ],
     }
-    return json.dumps(seen, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(seen, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -5,20 +5,19 @@ A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N posit
 all sentences, K top tokens.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-import jax
 import numpy as np
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 import tokenizers.decoders
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.capture.sweep import stored_rows, sweep
 from jmat.data import Split
 from jmat.data.encoding import (
     KnowsSpecialTokens,
@@ -28,24 +27,25 @@ from jmat.data.encoding import (
     special_tokens,
     token_name,
 )
-from jmat.forward import logits
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
+from jmat.report.notes import OVERFLOWS, with_note
 from jmat.report.rows import Row
-from jmat.runtime.mesh import local_mesh, place, replicate, row_by_row
-from jmat.studies.peek.measures import MEASURES, measure
+from jmat.studies.peek.measures import MEASURES, Reading, read_layers
 
-Top = list[list[Any]]  # the K most probable tokens, most probable first: [token, probability]
+# The K most probable tokens, most probable first: [token, probability]; [NOTHING, None] where there
+# are none.
+Top = list[list[Any]]
 
-_POSITIONS_AT_ONCE = 256  # bounds the memory of logits
+NOTHING = "—"  # where a reading is no distribution: NaN or infinity in its logits
 _LONG = 10_000  # tokens of a sentence that are counted, for the error
 
 
 class Sentence(TypedDict):
     """Holds a sentence and what is predicted there: map → layer (in the order of the
     `Peek`) → position → top tokens; and likewise map → measure → layer → position →
-    value (`jmat.studies.peek.measures`).
+    value (`jmat.studies.peek.measures`), None where it is not finite.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Sentence(TypedDict):
     # word
     shown: int
     predictions: dict[str, list[list[Top]]]
-    measures: NotRequired[dict[str, dict[str, list[list[float]]]]]
+    measures: NotRequired[dict[str, dict[str, list[list[float | None]]]]]
 
 
 class Peek(TypedDict):
@@ -110,25 +110,6 @@ def all_positions(
     )
 
 
-def top_predictions(
-    model: Transformer, shortcut: Site, stream: Float[ndarray, "N D"], top: int
-) -> tuple[Int[ndarray, "N K"], Float[ndarray, "N K"]]:
-    """Returns the ids and probabilities of the `top` most probable tokens; of equally
-    probable ones, lower ids come first.
-
-    Raises:
-      ValueError: the vocabulary is smaller than `top`.
-    """
-    check_top(top, model.config)
-    mesh = local_mesh()
-    model, shortcut = place(model, mesh), replicate(mesh, shortcut)
-
-    best = row_by_row(lambda scores: tuple(jax.lax.top_k(jax.nn.softmax(scores), top)[::-1]), mesh)
-    plan = stored_rows(len(stream), _POSITIONS_AT_ONCE, mesh=mesh)
-    read = lambda x: best(logits(model, _apply(shortcut, x)))  # noqa: E731
-    return sweep(plan, read, inputs=lambda rows: rows.take(stream), mesh=mesh)
-
-
 def check_top(top: int, config: ModelConfig) -> None:
     """Raises ValueError for more tokens than the vocabulary has."""
     if not 1 <= top <= config.vocab_size:
@@ -157,24 +138,24 @@ def peek(
       split: their tokens, from `all_positions`.
       streams: h_0 .. h_L there.
       shortcuts: map's name → layer → map; all have the same layers, the last of which
-        is L.
+        is L, which is read as it is.
       name: of the model.
       top: how many tokens to name, K.
+
+    Raises:
+      ValueError: the vocabulary is smaller than `top`.
     """
+    check_top(top, model.config)
     texts = TokenTexts(tokenizer)
     layers = sorted(next(iter(shortcuts.values())))
-    read = {
-        kind: [top_predictions(model, maps[layer], streams[layer], top) for layer in layers]
-        for kind, maps in shortcuts.items()
-    }
-
-    measured = {
-        kind: [measure(model, maps[layer], streams[layer], streams[-1]) for layer in layers]
-        for kind, maps in shortcuts.items()
-    }
+    by_kind = read_layers(model, shortcuts, streams, top)
+    readings = {kind: [by_kind[kind][layer] for layer in layers] for kind in shortcuts}
 
     def named(kind: str, positions: ndarray) -> list[list[Top]]:
-        return [[texts.top(ids[n], p[n]) for n in positions] for ids, p in read[kind]]
+        return [
+            [texts.top(reading.ids[n], reading.probabilities[n]) for n in positions]
+            for reading in readings[kind]
+        ]
 
     found: list[Sentence] = []
     for row, text in enumerate(sentences):
@@ -189,7 +170,7 @@ def peek(
                 "shown": shown,
                 "predictions": predictions,
                 "measures": {
-                    kind: _values(by_layer, positions) for kind, by_layer in measured.items()
+                    kind: _values(by_layer, positions) for kind, by_layer in readings.items()
                 },
             }
         )
@@ -203,19 +184,31 @@ def peek(
     }
 
 
-@jax.jit
-def _apply(shortcut: Site, x: jax.Array) -> jax.Array:
-    return shortcut(x)
-
-
-def _values(
-    by_layer: Sequence[Mapping[str, ndarray]], positions: ndarray
-) -> dict[str, list[list[float]]]:
+def _values(by_layer: Sequence[Reading], positions: ndarray) -> dict[str, list[list[float | None]]]:
     """Returns measures at some positions, to four digits."""
     return {
-        name: [[float(f"{value:.4g}") for value in values[name][positions]] for values in by_layer]
+        name: [
+            [_rounded(value, 4) for value in reading.measures[name][positions].tolist()]
+            for reading in by_layer
+        ]
         for name in MEASURES
     }
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    """Returns a value to some digits; None where it is not finite, since JSON has no
+    such numbers.
+    """
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def agrees(top: Top, full: Top) -> bool | None:
+    """Returns whether the most probable token is the full model's; None where one of
+    the two is no prediction.
+    """
+    if top[0][1] is None or full[0][1] is None:
+        return None
+    return top[0][0] == full[0][0]
 
 
 def _shown(tokens: Int[ndarray, " T"], tokenizer: KnowsSpecialTokens) -> int:
@@ -245,11 +238,14 @@ class TokenTexts:
             self._known[token] = self._name(token)
         return self._known[token]
 
-    def top(self, ids: Int[ndarray, " K"], probabilities: Float[ndarray, " K"]) -> Top:
+    def top(
+        self, ids: Int[Array | ndarray, " K"], probabilities: Float[Array | ndarray, " K"]
+    ) -> Top:
         """Returns tokens with their probabilities, to six digits."""
+        shares = [_rounded(p, 6) for p in probabilities.tolist()]
         return [
-            [self(token), float(f"{p:.6g}")]
-            for token, p in zip(ids.tolist(), probabilities, strict=True)
+            [NOTHING if share is None else self(token), share]
+            for token, share in zip(ids.tolist(), shares, strict=True)
         ]
 
     def _name(self, token: int) -> str:
@@ -304,25 +300,28 @@ def peek_rows(peek: Peek) -> list[Row]:
 
     `top_1`, `top_2`, … are the most probable tokens and `probability_1`, … their
     probabilities; `full` is the full model's top token. The metric is `precision@1` of
-    this one prediction: whether `top_1` is `full`.
+    this one prediction: whether `top_1` is `full`; None, with a note, where
+    one of them is no prediction.
     """
     rows: list[Row] = []
     for number, sentence in enumerate(peek["sentences"]):
         for kind, by_layer in sentence["predictions"].items():
             for layer, by_position in zip(peek["layers"], by_layer, strict=True):
                 for position, top in enumerate(by_position):
-                    full = by_layer[-1][position][0][0]
+                    full = by_layer[-1][position]
+                    same = agrees(top, full)
                     row = {
                         "sentence": number,
                         "position": position,
                         "token": sentence["tokens"][position],
                     }
                     row |= {"map": kind, "layer": layer, "target": peek["blocks"]}
-                    row |= {"metric": "precision@1", "value": float(top[0][0] == full), "n": 1}
-                    row |= {"full": full}
+                    value = None if same is None else float(same)
+                    row |= {"metric": "precision@1", "value": value, "n": 1}
+                    row |= {"full": full[0][0]}
                     for rank, (token, probability) in enumerate(top, 1):
                         row |= {f"top_{rank}": token, f"probability_{rank}": probability}
-                    rows.append(row)
+                    rows.append(with_note(row, OVERFLOWS if same is None else None))
     return rows
 
 

@@ -27,9 +27,10 @@ def check_kinds(kinds: Sequence[str], config: ModelConfig) -> None:
     """Raises ValueError for a kind of map that cannot be fitted here."""
     for kind in parse_kinds(kinds or KINDS):
         kind.check_width(config.width, config.width)
-        if kind.entry.derive is not None:
+        if kind.entry.derive is not None or kind.entry.sums_future:
+            source = "sums of future streams" if kind.entry.sums_future else "gradients"
             raise ValueError(
-                f"kind {str(kind)!r} is derived from gradients, and peek does not read them: fit "
+                f"kind {str(kind)!r} is derived from {source}, and peek does not read them: fit "
                 "it with experiments.map_zoo, and give the folder as maps."
             )
 
@@ -60,7 +61,7 @@ def given_maps(
     for name, stand_in in maps.items():
         kind, layer, target = ["", "", *name.rsplit(".", 2)][-3:]
         if kind and layer.isdecimal() and target == str(L) and int(layer) < L:
-            found.setdefault(kind, {})[int(layer)] = stand_in
+            found.setdefault(_written(kind), {})[int(layer)] = stand_in
     direct: dict[int, Map] = {layer: Identity() for layer in range(L)}
     found = {IDENTITY: direct} | found
     if not kinds and len(found) == 1:
@@ -68,7 +69,7 @@ def given_maps(
             f"{source} has no map to layer {L}, the last; expected what experiments.layer_jump "
             "saves, or a lens."
         )
-    chosen = list(dict.fromkeys(kinds or found))
+    chosen = list(dict.fromkeys(_written(kind) for kind in kinds or found))
     if unknown := [kind for kind in chosen if kind not in found]:
         raise ValueError(f"{source} has no kind {unknown[0]!r}; it has {', '.join(found)}.")
     if layers is None:
@@ -86,6 +87,16 @@ def given_maps(
     return {kind: {layer: found[kind][layer] for layer in layers if layer < L} for kind in chosen}
 
 
+def _written(kind: str) -> str:
+    """Returns a kind as files name it, `ridge:0.01` for `ridge:1e-2`; unchanged where
+    jmat has no such kind.
+    """
+    try:
+        return str(parse_kind(kind))
+    except ValueError:
+        return kind
+
+
 def fitted_maps(
     model: Transformer,
     examples: Examples | Sequence[str],
@@ -98,13 +109,15 @@ def fitted_maps(
     shared: SharedActivations | None,
 ) -> tuple[Readings, dict[str, str]]:
     """Returns new maps from the layers to the final one, by kind, and what results.json
-    says of the text.
+    says of the text. The final layer itself gets none.
     """
     subject = read_subject(model, examples, tokenizer, options, say=say, shared=shared)
     text = {"source": "texts"} | {name: fingerprint(split) for name, split in subject.splits}
-    streams = subject.streams("fit")
     sources = [layer for layer in layers if layer < model.config.layers]
     chosen = [str(parse_kind(kind)) for kind in kinds or KINDS]
+    if not sources:
+        return {kind: {} for kind in chosen}, text
+    streams = subject.streams("fit")
     found: Readings = {IDENTITY: dict.fromkeys(sources, Identity())}
     if MAT in chosen:
         maps, solutions = fit_jumps(

@@ -179,7 +179,7 @@ def run(
     rows = noted(peek_rows(seen), predictions.note())
 
     def write(folder: pathlib.Path) -> None:
-        content = json.dumps(seen, ensure_ascii=False, indent=1) + "\n"
+        content = json.dumps(seen, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
         save_atomically(folder / FILES[0], lambda path: path.write_text(content, "utf-8"))
         save_atomically(folder / FILES[1], lambda path: path.write_text(page(seen), "utf-8"))
 
