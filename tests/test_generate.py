@@ -323,6 +323,7 @@ def test_neither_lengths_nor_numbers_compile_programs(gpt2):
 
     write(gpt2, seed=1, **SAMPLING)
     write(gpt2)
+    write(gpt2, [[1, 2], [3], [4]])  # prompts of up to 8 tokens are read in a shorter piece
     before = compiled()
     write(gpt2, [[1], [2, 3], [4]], seed=7, **{**SAMPLING, "temperature": 0.4, "top_k": 3})
     write(gpt2, [[1] * 8, [2] * 3, [4]], max_new_tokens=11, stop_tokens=[3, 5])
@@ -384,6 +385,8 @@ def test_a_result_shows_its_texts(docs):
         ([], {}, "there are no prompts"),
         (np.zeros((0, 4), int), {}, "there are no prompts"),
         ([[1, 37]], {}, r"prompt 0: token id 37 at \(1,\) is outside"),
+        ([[2**32 + 5, 7]], {}, r"prompt 0: token id 4294967301 at \(0,\) is outside"),
+        (np.array([2**32 + 5]), {}, r"prompt 0: token id 4294967301 at \(0,\) is outside"),
         ([[1.5]], {}, r"prompt 0 is \[1.5\]; expected texts, chats"),
         ([[1], "text"], {}, "prompt 1 is 'text'; expected .* all of one kind"),
         (None, {}, "prompts are of type NoneType"),
@@ -394,6 +397,7 @@ def test_a_result_shows_its_texts(docs):
         ([[1]], {"temperature": -1.0}, "temperature=-1.0: expected a number of at least 0"),
         ([[1]], {"temperature": float("nan")}, "temperature=nan"),
         ([[1]], {"temperature": float("inf")}, "temperature=inf: expected a finite number"),
+        ([[1]], {"temperature": 1e-46}, "temperature=1e-46 is too small to divide by"),
         ([[1]], {"top_k": 0, "temperature": 1.0}, "top_k=0: expected a whole number"),
         ([[1]], {"top_p": 0.0, "temperature": 1.0}, "top_p=0.0: expected a number above 0, and"),
         ([[1]], {"min_p": 1.5, "temperature": 1.0}, "min_p=1.5: expected a number above 0, and"),
@@ -403,6 +407,7 @@ def test_a_result_shows_its_texts(docs):
         ([[1]], {"scores": "yes"}, "scores='yes': expected True or False"),
         ([[1]], {"stop_tokens": [40]}, r"stop_tokens: token id 40 at \(0,\) is outside"),
         ([[1]], {"stop_tokens": 3}, "stop_tokens=3: expected a list of token ids"),
+        ([[1]], {"stop_tokens": [[1], [2, 3]]}, "expected a list of token ids"),
         ([[1]], {"stop_strings": "end"}, "stop_strings needs a tokenizer to write text with"),
         ([[1]], {"stop_strings": [""]}, "stop_strings has '': expected texts, none of them empty"),
         ([[1]], {"on_text": print}, "on_text needs a tokenizer"),

@@ -77,6 +77,37 @@ def test_the_study_has_one_map_for_all_layers(gpt2, gpt2_examples, streams):
     assert row["value"] == 2 * 64 * RANK + 64
 
 
+def test_weights_reach_the_fits(gpt2, streams):
+    kind = parse_kind(f"one_jump_kl:{RANK}")
+    sources = [streams[1]]  # a single layer: its map is chosen
+    stand_in = choose_kind(kind, gpt2, sources, streams[-1], "norms")
+    X, Y = (streams[l].astype(np.float64) for l in (1, -1))
+    weights = 1 / np.linalg.norm(X, axis=1) / np.linalg.norm(Y, axis=1)
+    model = LinearRegression().fit(X, Y, sample_weight=weights)
+    mean = np.average(Y, axis=0, weights=weights)
+    predicted = model.predict(X) - mean
+    V = np.linalg.svd(np.sqrt(weights)[:, None] * predicted, full_matrices=False)[2][:RANK].T
+    expected = predicted @ V @ V.T + mean
+    error = np.linalg.norm(np.asarray(stand_in(streams[1])) - expected)
+    assert error < 1e-4 * np.linalg.norm(expected)
+    plain = np.asarray(choose_kind(kind, gpt2, sources, streams[-1])(streams[1]))
+    assert np.linalg.norm(plain - expected) > 1e-3 * np.linalg.norm(expected)
+
+
+def test_a_map_without_a_finite_kl_is_not_chosen(gpt2, streams, monkeypatch):
+    kind = parse_kind(f"one_jump_kl:{RANK}")
+    sources = [streams[layer] for layer in LAYERS]
+    kl = iter([np.nan, 2.0, 3.0, 1.0, 1.0, 1.0, np.inf, 0.0, 0.0])
+    monkeypatch.setattr("jmat.maps.one_jump._divergence", lambda *_: np.float32(next(kl)))
+    found = choose_kind(kind, gpt2, sources, streams[-1])
+    expected = reduced(streams[LAYERS[1]], streams[-1])(streams[2])
+    error = np.linalg.norm(np.asarray(found(streams[2])) - expected)
+    assert error < 1e-4 * np.linalg.norm(expected)
+    monkeypatch.setattr("jmat.maps.one_jump._divergence", lambda *_: np.float32(np.nan))
+    with pytest.raises(ValueError, match="no map of one layer has a finite KL"):
+        choose_kind(kind, gpt2, sources, streams[-1])
+
+
 def test_bad_input(gpt2, streams):
     with pytest.raises(ValueError, match="1 tokens are too few to choose a map on"):
         choose_kind(parse_kind("one_jump_kl:2"), gpt2, [streams[1][:1]], streams[4][:1])

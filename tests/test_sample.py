@@ -86,3 +86,10 @@ def test_draws_depend_on_row_and_step_alone():
 def test_neutral_options_are_no_part_of_the_program():
     assert law(1.0, None, 1.0, None, 1.0) == law(1.0)
     assert law().temperature is None
+
+
+def test_a_small_temperature_takes_the_most_likely_token():
+    logits = jnp.asarray([[9.0, 3.0, 20.0, 5.0], [-jnp.inf, 2.0, 1.0, 2.5]])
+    law = checked_law(1e-30, None, None, None, None)
+    found = draw(processed(logits, None, law), law, jax.random.key(0), jnp.zeros(2, jnp.int32))
+    assert found.tolist() == [2, 3]

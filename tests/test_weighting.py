@@ -135,6 +135,18 @@ def test_map_zoo_and_fit_map_weigh(gpt2, gpt2_examples):
             assert np.linalg.norm(found - plain) > 1e-3 * np.linalg.norm(wanted)
 
 
+def test_rows_say_which_kinds_are_not_weighed(gpt2, gpt2_examples):
+    kinds = ["mat", "tuned", "one_jump_kl:4"]
+    for weights, noted in (("norms", {"tuned"}), ("equal", set())):
+        options = map_zoo.Options(kinds=kinds, layers=[3], weights=weights)
+        rows = map_zoo.run(gpt2, gpt2_examples, options).rows
+        for kind in kinds:
+            notes = [
+                "not in this kind" in row.get("note", "") for row in rows if row["map"] == kind
+            ]
+            assert set(notes) == {kind in noted}, kind
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.models.config import ModelConfig
@@ -29,8 +29,8 @@ class Draft:
       layer: the stream that drafts, 1 .. L − 1.
       map: from h_layer to h_L, such as `jmat.fit_map(model, texts, layer, L).map`.
       tokens: how many are drafted before they are checked, 1 .. 64.
-      least: a draft also ends behind a token that is less likely than this in the
-        draft's own distribution, 0 .. 1.
+      least: a draft also ends where its most likely token has a smaller probability than
+        this, 0 .. 1, at temperature 1.
 
     Raises:
       ValueError: numbers out of range, or a map that is no callable pytree.
@@ -69,18 +69,25 @@ class Draft:
         check_site("map", self.map)
 
 
-class Counts(NamedTuple):
+class DraftCounts(NamedTuple):
     """Holds what became of the drafts of each row.
 
     Attributes:
       cycles: passes of the whole model's upper blocks: each checks one draft.
       drafted: tokens that were drafted.
-      accepted: those of them that the model wrote, too.
+      accepted: those of them that are part of the text.
     """
 
     cycles: Int[Array | ndarray, " B"]
     drafted: Int[Array | ndarray, " B"]
     accepted: Int[Array | ndarray, " B"]
+
+
+def apply_map(stand_in: Site, x: Float[Array, "B 1 D"]) -> Float[Array, "B 1 D"]:
+    """Returns what a draft's map makes of a stream, in the stream's dtype. Raises
+    ValueError where it is another shape.
+    """
+    return apply_site("map", stand_in, lambda: x, x, x.shape, x.dtype, None)
 
 
 def check_draft(draft: Draft, model: Transformer) -> None:
@@ -96,11 +103,7 @@ def check_draft(draft: Draft, model: Transformer) -> None:
     if isinstance(draft.map, NeedsContext):
         raise ValueError("a draft's map sees one token at a time; this one needs the others.")
     dtype = model_dtype(model)
-
-    def change(stand_in: Site, x: jax.Array) -> jax.Array:
-        return apply_site("map", stand_in, lambda: x, x, x.shape, dtype, None)
-
     try:
-        jax.eval_shape(change, draft.map, jax.ShapeDtypeStruct((2, config.width), dtype))
+        jax.eval_shape(apply_map, draft.map, jax.ShapeDtypeStruct((2, 1, config.width), dtype))
     except ValueError as error:
         raise ValueError(f"the draft's {error}") from error

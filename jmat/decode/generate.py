@@ -10,7 +10,7 @@ from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
-from jmat.decode.draft import Counts, Draft, check_draft
+from jmat.decode.draft import Draft, DraftCounts, check_draft
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
 from jmat.decode.passes import Rules, State, first, read_prompts, write
 from jmat.decode.prompts import Prompts, prompt_ids
@@ -82,9 +82,10 @@ def generate(
       sites: what to change in the model, as `jmat.run` takes it, when prompts are read
         and at every step. Positions of `At` count from a prompt's first token, new
         tokens included; negative ones have no meaning here. Functions see [B, T, …],
-        with T = 1 at a step.
+        with T = 1 at a step without a draft.
       draft: drafts several tokens by the first blocks, which the others check in one
-        pass; the text, or its law, stays that of the whole model (`jmat.Draft`).
+        pass; the text, or its law, stays that of the whole model up to rounding
+        (`jmat.Draft`). Blocks from its layer on then see several tokens at a step.
       on_text: called with the number of the prompt and a piece of its new text, as soon
         as it is certain.
 
@@ -148,7 +149,7 @@ def _run(
     *,
     draft: Draft | None,
     each: bool,
-) -> tuple[State, Counts | None]:
+) -> tuple[State, DraftCounts | None]:
     """Returns the state in which all texts have ended, and what became of drafts.
 
     Args:
@@ -187,7 +188,7 @@ def _run(
     # Several devices agree in every step on whether to go on, and such programs must not overlap.
     x, state = settled((x, state), over)
     state = settled(first(leaves, structure, state, x, rules, rows=over), over)
-    counts = None if draft is None else Counts(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
+    counts = None if draft is None else DraftCounts(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
     done = 1
     while True:
         if followers:
@@ -236,7 +237,7 @@ def _collected(
     state: State,
     followers: Sequence[Follower],
     stops: Sequence[int],
-    counts: Counts | None,
+    counts: DraftCounts | None,
 ) -> Generated:
     """Returns what was written, cut where stop strings came."""
     tokens, count = np.asarray(state.tokens), np.asarray(state.written)
@@ -264,7 +265,7 @@ def _collected(
         else tuple(scores[row, : len(new)] for row, new in enumerate(written)),
         drafts=None
         if counts is None
-        else Counts(*(np.asarray(part)[: len(ids)] for part in counts)),
+        else DraftCounts(*(np.asarray(part)[: len(ids)] for part in counts)),
     )
 
 

@@ -79,7 +79,10 @@ def checked_stops(
                 and 0 <= each < config.vocab_size
             )
         )
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        array = np.zeros((1, 1))
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"stop_tokens={given!r}: expected a list of token ids.")
     array = array.astype(np.int64)

@@ -201,24 +201,31 @@ def write(
         return (state.going & (state.written < until)).any()
 
     def step(state: State) -> State:
-        tokens = jnp.take_along_axis(
-            state.tokens, jnp.maximum(state.written - 1, 0)[:, None], axis=1
-        )
-        x, cache = read(model, tokens, state.going[:, None], state.cache, rules.sites)
+        x, cache = read(model, last_tokens(state), state.going[:, None], state.cache, rules.sites)
         return _with_next(model, state._replace(cache=cache), x[:, 0], rules)
 
     return placed(jax.lax.while_loop(goes_on, step, state), rows)
+
+
+def last_tokens(state: State) -> Int[Array, "B 1"]:
+    """Returns the last token of each text, which the cache has not read."""
+    return jnp.take_along_axis(state.tokens, jnp.maximum(state.written - 1, 0)[:, None], axis=1)
+
+
+def head_at(
+    model: Transformer, x: Float[Array, "B T D"], rules: Rules, at: Int[Array, "B T"]
+) -> Float[Array, "B T V"]:
+    """Returns logits of h_L at positions of the texts."""
+    sites = {name: rules.sites[name] for name in ("final_norm", "logits") if name in rules.sites}
+    here = sites_here(sites, at)
+    return unembed(model, final_norm(model, x, here), here)
 
 
 def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules) -> State:
     """Returns the state with one more token in each row that goes on, from h_L at the
     last one.
     """
-    at = state.cache.lengths[-1][:, None] - 1
-    sites = sites_here(
-        {name: rules.sites[name] for name in ("final_norm", "logits") if name in rules.sites}, at
-    )
-    logits = unembed(model, final_norm(model, x[:, None], sites), sites)[:, 0]
+    logits = head_at(model, x[:, None], rules, state.cache.lengths[-1][:, None] - 1)[:, 0]
     token = draw(processed(logits, state.seen, rules.law), rules.law, rules.key, state.written)
     place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
     scores = state.scores

@@ -58,13 +58,14 @@ def prompt_ids(
             rows = _chat_rows(several, tokenizer)
         else:
             rows = [_id_row(prompt, number) for number, prompt in enumerate(several)]
-    ids = [np.asarray(row, np.int32) for row in rows]
-    for number, row in enumerate(ids):
+    ids = []
+    for number, row in enumerate(map(np.asarray, rows)):
         if not row.size:
             raise ValueError(
                 f"prompt {number} is empty: give it at least one token for the model to go on from."
             )
         check_ids(f"prompt {number}: token id", row, config.vocab_size)
+        ids.append(row.astype(np.int32))  # only now: larger ids would become others
     return ids
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
-from jmat.decode.draft import Counts
+from jmat.decode.draft import DraftCounts
 from jmat.runtime.errors import printable
 
 _MOST_TEXTS, _MOST_CHARACTERS = 8, 300  # that are shown
@@ -36,7 +36,7 @@ class Generated:
     texts: tuple[str, ...] | None = None
     prompt_texts: tuple[str, ...] | None = None
     scores: tuple[Float32[ndarray, " _"], ...] | None = None
-    drafts: Counts | None = None
+    drafts: DraftCounts | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,7 +80,8 @@ class Generated:
         if self.drafts is None:
             return size
         cycles, drafted, accepted = (int(part.sum()) for part in self.drafts)
-        return f"{size} in {cycles:,} checks; {accepted:,} of {drafted:,} drafted tokens accepted"
+        checks = "1 check" if cycles == 1 else f"{cycles:,} checks"
+        return f"{size} in {checks}; {accepted:,} of {drafted:,} drafted tokens accepted"
 
     def _shown(self, row: int) -> tuple[str, str]:
         """Returns the end of a prompt, and the beginning of its new text; ids where

@@ -49,6 +49,11 @@ def checked_law(
     without it.
     """
     _check_finite("temperature", temperature)
+    if temperature > 0 and np.float32(temperature) < np.finfo(np.float32).tiny:
+        raise ValueError(
+            f"temperature={temperature!r} is too small to divide by: give 0, which always takes "
+            "the most likely token."
+        )
     if top_k is not None:
         check_whole("top_k", top_k, 1)
     for name, share in (("top_p", top_p), ("min_p", min_p)):
@@ -106,7 +111,8 @@ def processed(
         logits = jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
     if law.temperature is None:
         return logits
-    logits = logits / law.temperature
+    # The largest becomes 0, so that a small temperature does not make infinity of it.
+    logits = (logits - logits.max(-1, keepdims=True)) / law.temperature
     if law.top_k is not None:
         top_k = law.top_k
         kept = _from_least(logits, lambda above, _: above.sum(-1, keepdims=True) < top_k)

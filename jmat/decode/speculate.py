@@ -1,10 +1,10 @@
 """Self-speculation: a few blocks draft tokens, and the others check them in one pass.
 
-What is written is what the whole model would write: greedily the same tokens, and else
-tokens of the same law. For the latter a drafted token x, of probability q(x) in the
-draft and p(x) in the model, is accepted with probability min(1, p(x) / q(x)); where it
-is not, a token is drawn from (p − q)₊, normalised, in its place (Leviathan et al. 2023,
-arXiv 2211.17192).
+What is written is what the whole model would write: greedily the same tokens, but where
+two are equally likely up to rounding, and else tokens of the same law. For the latter a
+drafted token x, of probability q(x) in the draft and p(x) in the model, is accepted
+with probability min(1, p(x) / q(x)). Where it is not, a token is drawn from (p − q)₊,
+normalised, in its place (Leviathan et al. 2023, arXiv 2211.17192).
 
 A cycle reads the last token and the drafts behind it through the lower blocks, one by
 one, and keeps their streams. The upper blocks go on from these streams, so nothing is
@@ -21,17 +21,17 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
-from jmat.decode.draft import Counts
-from jmat.decode.passes import Rules, State, placed, read, sites_here
+from jmat.decode.draft import DraftCounts, apply_map
+from jmat.decode.passes import Rules, State, head_at, last_tokens, placed, read
 from jmat.decode.sample import draw, processed
 from jmat.models.cache import NOWHERE, Cache
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
-from jmat.models.stack import final_norm, model_dtype, unembed
+from jmat.models.stack import model_dtype
 from jmat.runtime.annotations import PyTree
 
-# what random numbers are for: each use has a stream of its own
-_DRAFT, _ACCEPT, _INSTEAD = 1, 2, 3
+# What random numbers are for: each use has a stream of its own, with a number that no row has.
+_DRAFT, _ACCEPT, _INSTEAD = 2**31 + 1, 2**31 + 2, 2**31 + 3
 
 
 class _Drafted(NamedTuple):
@@ -65,7 +65,7 @@ def write_drafted(
     leaves: list[Array],
     structure: PyTree,
     state: State,
-    counts: Counts,
+    counts: DraftCounts,
     rules: Rules,
     stand_in: Site,
     least: Float[np.ndarray | Array, ""],
@@ -74,17 +74,17 @@ def write_drafted(
     layer: int,
     tokens: int,
     rows: NamedSharding | None,
-) -> tuple[State, Counts]:
+) -> tuple[State, DraftCounts]:
     """Returns the state once all rows that go on have `until` new tokens at least, and
     the counts of drafts.
     """
     model = jax.tree.unflatten(structure, leaves)
 
-    def goes_on(carry: tuple[State, Counts]) -> Bool[Array, ""]:
+    def goes_on(carry: tuple[State, DraftCounts]) -> Bool[Array, ""]:
         state, _ = carry
         return (state.going & (state.written < until)).any()
 
-    def cycle(carry: tuple[State, Counts]) -> tuple[State, Counts]:
+    def cycle(carry: tuple[State, DraftCounts]) -> tuple[State, DraftCounts]:
         state, counts = carry
         drafted = _draft(model, state, rules, stand_in, least, layer=layer, tokens=tokens)
         return _checked(model, state, counts, drafted, rules, layer=layer)
@@ -105,7 +105,7 @@ def _draft(
 ) -> _Drafted:
     """Returns the drafts behind the texts, and their streams."""
     B, V, D = len(state.going), model.config.vocab_size, model.config.width
-    last = jnp.take_along_axis(state.tokens, jnp.maximum(state.written - 1, 0)[:, None], axis=1)
+    last = last_tokens(state)
 
     def read_one(drafted: _Drafted) -> _Drafted:
         """Reads each row's last token through the lower blocks."""
@@ -124,10 +124,11 @@ def _draft(
         drafted = read_one(drafted)
         x = jax.lax.dynamic_slice_in_dim(drafted.streams, drafted.step, 1, axis=1)
         at = state.cache.lengths[-1][:, None] + drafted.step
-        scores = _head(model, stand_in(x), rules, at)[:, 0]
+        scores = head_at(model, apply_map(stand_in, x), rules, at)[:, 0]
         drawn_from = processed(scores, None, rules.law)
         key = jax.random.fold_in(rules.key, _DRAFT)
         token = draw(drawn_from, rules.law, key, state.written + drafted.step)
+        # The drawn token may not decide: what is drafted would then depend on it, and so the law.
         likely = jnp.max(jax.nn.softmax(scores, axis=-1), axis=-1) >= least
         logits = drafted.logits
         if logits is not None:
@@ -164,12 +165,12 @@ def _draft(
 def _checked(
     model: Transformer,
     state: State,
-    counts: Counts,
+    counts: DraftCounts,
     drafted: _Drafted,
     rules: Rules,
     *,
     layer: int,
-) -> tuple[State, Counts]:
+) -> tuple[State, DraftCounts]:
     """Returns the state with the drafts that the whole model accepts, and its own token
     behind them.
     """
@@ -177,7 +178,7 @@ def _checked(
     columns = jnp.arange(drafted.streams.shape[1], dtype=jnp.int32)
     real = going[:, None] & (columns <= drafted.lengths[:, None])
     x, cache = read(model, drafted.streams, real, drafted.cache, rules.sites, start=layer)
-    scores = _head(model, x, rules, before[:, None] + columns)
+    scores = head_at(model, x, rules, before[:, None] + columns)
     accepted, new = _accepted(scores, drafted, rules, state.written)
 
     count = jnp.minimum(accepted + 1, rules.most - state.written)
@@ -191,10 +192,10 @@ def _checked(
         log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), new[:, :, None], axis=2)
         kept = _put(kept, log_p[:, :, 0], places)
     written = state.written + count
-    counts = Counts(
+    counts = DraftCounts(
         counts.cycles + going.astype(jnp.int32),
         counts.drafted + jnp.where(going, drafted.lengths, 0),
-        counts.accepted + jnp.where(going, accepted, 0),
+        counts.accepted + jnp.minimum(accepted, count),
     )
     return state._replace(
         cache=cache.with_lengths((before + count)[None]),
@@ -251,12 +252,3 @@ def _uniform(key: Array, steps: Int[Array, "B g"]) -> Float[Array, "B g"]:
 
     rows = jnp.broadcast_to(jnp.arange(len(steps), dtype=jnp.int32)[:, None], steps.shape)
     return jax.vmap(jax.vmap(one))(rows, steps)
-
-
-def _head(
-    model: Transformer, x: Float[Array, "B T D"], rules: Rules, at: Int[Array, "B T"]
-) -> Float[Array, "B T V"]:
-    """Returns logits of streams at positions of the texts."""
-    sites = {name: rules.sites[name] for name in ("final_norm", "logits") if name in rules.sites}
-    sites = sites_here(sites, at)
-    return unembed(model, final_norm(model, x, sites), sites)

@@ -20,6 +20,7 @@ from jmat.maps.compact import Map, quantised
 from jmat.maps.jacobian import ERROR, Jacobian
 from jmat.maps.lens import Lesson
 from jmat.maps.regression import Regression
+from jmat.maps.weighting import EQUAL
 from jmat.models.family import Transformer
 from jmat.runtime.checks import check_several
 
@@ -45,7 +46,7 @@ class Entry:
       derive: returns the map of a mean Jacobian, given the moments of its pair, too;
         None for other kinds. The parameter is the relative error that is wanted.
       choose: returns the one map of all source layers, given the model, their streams,
-        h_L, and the parameter; None for other kinds.
+        h_L, the parameter and the weights of tokens; None for other kinds.
       is_rank: the parameter is a rank, which the width bounds.
       needs_head: the fit reads the model's head.
       is_pooled: one map serves all source layers; it is fitted to the moments of all
@@ -60,9 +61,9 @@ class Entry:
     example: str
     train: Callable[[Lesson, Any], Map] | None = None
     derive: Callable[[Jacobian, Regression], Map] | None = None
-    choose: Callable[[Transformer, Sequence[Float[ndarray, "N D"]], ndarray, Any], Map] | None = (
-        None
-    )
+    choose: (
+        Callable[[Transformer, Sequence[Float[ndarray, "N D"]], ndarray, Any, str], Map] | None
+    ) = None
     is_rank: bool = False
     needs_head: bool = False
     is_pooled: bool = False
@@ -303,6 +304,7 @@ def choose_kind(
     model: Transformer,
     sources: Sequence[Float[ndarray, "N D"]],
     target: Float[ndarray, "N E"],
+    weights: str = EQUAL,
 ) -> Map:
     """Returns the one map of a kind for all source layers.
 
@@ -311,11 +313,12 @@ def choose_kind(
       model: has a head.
       sources: the streams of the layers at the same tokens.
       target: h_L there.
+      weights: of the tokens.
 
     Raises:
       ValueError: the kind is no such one.
     """
     if kind.entry.choose is None:
         raise ValueError(f"kind {str(kind)!r} is not chosen among the maps of single layers.")
-    stand_in = kind.entry.choose(model, sources, target, kind.parameter)
+    stand_in = kind.entry.choose(model, sources, target, kind.parameter, weights)
     return quantised(stand_in) if kind.int8 else stand_in

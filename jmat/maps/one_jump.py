@@ -16,7 +16,8 @@ from numpy import ndarray
 from jmat.forward import logits
 from jmat.maps.closed_forms import low_rank
 from jmat.maps.compact import LowRank
-from jmat.maps.regression import Regression, pair_moments
+from jmat.maps.regression import Regression
+from jmat.maps.weighting import EQUAL, weigh, weighed_moments
 from jmat.metrics.predictions import compare
 from jmat.models.family import Transformer
 
@@ -28,6 +29,7 @@ def chosen_by_kl(
     sources: Sequence[Float[ndarray, "N D"]],
     target: Float[ndarray, "N E"],
     rank: int,
+    weights: str = EQUAL,
 ) -> LowRank:
     """Returns the map of one layer that serves all layers best, fitted again to all
     tokens of its layer.
@@ -38,9 +40,10 @@ def chosen_by_kl(
         out for the choice.
       target: h_L at the same tokens.
       rank: of the map.
+      weights: of the tokens in the fits (`jmat.maps.weighting`).
 
     Raises:
-      ValueError: fewer than two tokens.
+      ValueError: fewer than two tokens; no map has a finite KL.
     """
     N = len(target)
     if N < 2:
@@ -51,14 +54,21 @@ def chosen_by_kl(
     full = logits(model, target[rows])
 
     def fitted(source: Float[ndarray, "N D"], tokens: slice) -> LowRank:
-        return low_rank(Regression(pair_moments(source[tokens], target[tokens])), rank)
+        weighed = weigh(weights, source[tokens], target[tokens])
+        return low_rank(Regression(weighed_moments(source[tokens], weighed)), rank)
 
-    kl = []
+    kl: list[float] = []
     for source in sources:
         stand_in = fitted(source, slice(0, held_out.start))
         each = [_divergence(model, full, stand_in, other[rows]) for other in sources]
         kl.append(float(np.mean(np.asarray(each, np.float64))))
-    return fitted(sources[int(np.argmin(kl))], slice(None))
+    finite = np.where(np.isfinite(kl), kl, np.inf)
+    if not np.isfinite(finite).any():
+        raise ValueError(
+            "no map of one layer has a finite KL at all layers: the dtype overflows, or the "
+            "weights are damaged."
+        )
+    return fitted(sources[int(np.argmin(finite))], slice(None))
 
 
 @jax.jit

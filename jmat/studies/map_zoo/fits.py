@@ -71,6 +71,7 @@ def fit_zoo(
       ValueError: there are moments alone, and a kind or the weights need activations.
     """
     exact = list(dict.fromkeys(kind.exact for kind in kinds))
+    _check_given(exact, jacobians, future)
     closed = [kind for kind in exact if kind.entry.fit is not None]
     own, pool = (
         [kind for kind in closed if kind.entry.is_pooled == one_map] for one_map in (False, True)
@@ -110,7 +111,7 @@ def fit_zoo(
         fitted |= dict.fromkeys([(kind, layer) for layer in layers], fit_kind(kind, pair))
     for kind in exact:
         if kind.entry.choose is not None:
-            one_map = _chosen(model, statistics, kind, layers)
+            one_map = _chosen(model, statistics, kind, layers, weights)
             fitted |= dict.fromkeys([(kind, layer) for layer in layers], one_map)
         if kind.entry.train is not None:
             bar = None if progress is None else f"train {kind}"
@@ -132,10 +133,23 @@ def _lesson(model: Transformer, statistics: Streams | Moments, layer: int, seed:
 
 
 def _chosen(
-    model: Transformer, statistics: Streams | Moments, kind: Kind, layers: Sequence[int]
+    model: Transformer,
+    statistics: Streams | Moments,
+    kind: Kind,
+    layers: Sequence[int],
+    weights: str,
 ) -> Map:
     streams = _stored(statistics)
-    return choose_kind(kind, model, [streams[layer] for layer in layers], streams[-1])
+    return choose_kind(kind, model, [streams[layer] for layer in layers], streams[-1], weights)
+
+
+def _check_given(kinds: Sequence[Kind], jacobians: Jacobians, future: object) -> None:
+    """Raises ValueError for kinds that need more than streams or their moments."""
+    for kind in kinds:
+        if kind.entry.sums_future and future is None:
+            raise ValueError(f"kind {str(kind)!r} needs the sums of later tokens: give future=.")
+        if kind.entry.derive is not None and kind.wanted_error not in jacobians:
+            raise ValueError(f"kind {str(kind)!r} needs mean Jacobians: give jacobians=.")
 
 
 def _named(
@@ -179,7 +193,7 @@ def fit_seconds(
     def timed(kind: Kind) -> float:
         began = time.perf_counter()
         if kind.entry.choose is not None:
-            jax.block_until_ready(_chosen(model, statistics, kind, [layer]))
+            jax.block_until_ready(_chosen(model, statistics, kind, [layer], weights))
         elif kind.entry.train is None:
             jax.block_until_ready(fit_kind(kind, Regression(moments, metric)))
         else:

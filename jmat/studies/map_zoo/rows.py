@@ -5,7 +5,7 @@ source layers, or the cost of all its maps. `kl_minus_mat` is the difference fro
 at the same examples, with its interval: it is paired.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -13,10 +13,10 @@ from numpy import ndarray
 
 from jmat.maps.compact import Map
 from jmat.maps.costs import map_cost
-from jmat.maps.kinds import MAT
+from jmat.maps.kinds import MAT, Kind
 from jmat.metrics.bootstrap import bootstrap_mean, percentiles
 from jmat.metrics.r2 import Resampled, varying
-from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, estimate
+from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, estimate, with_note
 from jmat.report.rows import Row
 from jmat.studies.evaluation import METRICS
 from jmat.studies.r2 import Resamples
@@ -25,6 +25,7 @@ from jmat.studies.r2 import Resamples
 Values = Mapping[tuple[str, int], Mapping[str, Shaped[ndarray, " N"]]]
 Scores = Mapping[tuple[str, int], Mapping[str, Float[ndarray, " S"]]]  # r2 of each resample
 R2 = ("r2", "r2_weighted")
+NOT_WEIGHED = "tokens are weighed in closed forms, and not in this kind"
 COSTS = ("parameters", "bytes", "flops_ratio")
 
 
@@ -161,6 +162,12 @@ def cost_rows(
             for m, v in found.items()
         ]
     return rows
+
+
+def with_weights(rows: Sequence[Row], kinds: Iterable[Kind]) -> list[Row]:
+    """Returns the rows, with a note on those of kinds that do not weigh tokens."""
+    without = {str(kind) for kind in kinds if kind.entry.train or kind.entry.derive}
+    return [with_note(row, NOT_WEIGHED if row["map"] in without else None) for row in rows]
 
 
 def front(rows: Sequence[Row]) -> list[str]:

@@ -37,6 +37,7 @@ from jmat.studies.map_zoo.rows import (
     paired_rows,
     r2_rows,
     r2_scores,
+    with_weights,
 )
 from jmat.studies.r2 import resamples
 from jmat.studies.settings import Say, read_subject, report
@@ -182,6 +183,8 @@ def run(
     block = float(block_flops(model.config, 1, _context(held_out, model.config)))
     rows += cost_rows(fits.maps, L, n_fit=fits.n, block=block, seconds=seconds)
     rows += jacobian_rows(jacobians, kinds, L)
+    if options.weights != EQUAL:
+        rows = with_weights(rows, kinds)
     named = {f"{kind}.{layer}.{L}": stand_in for (kind, layer), stand_in in fits.maps.items()}
     figures = {LAYERS: plot_layers, BYTES: plot_bytes}
     return report(
