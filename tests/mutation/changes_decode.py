@@ -85,8 +85,8 @@ CHANGES = [
     ),
     Change(
         "jmat/decode/passes.py",
-        "at = state.cache.lengths[-1][:, None] - 1",
-        "at = state.cache.lengths[-1][:, None]",
+        "rules, state.cache.lengths[-1][:, None] - 1)",
+        "rules, state.cache.lengths[-1][:, None])",
         "edits at the end apply a token too early",
         _WRITES,
     ),

@@ -65,8 +65,8 @@ CHANGES = [
     ),
     Change(
         "jmat/decode/speculate.py",
-        "counts.accepted + jnp.where(going, accepted, 0),",
-        "counts.accepted + jnp.where(going, accepted + 1, 0),",
+        "counts.accepted + jnp.minimum(accepted, count),",
+        "counts.accepted + count,",
         "the model's own token counts as accepted",
         _DRAFTS,
     ),
