@@ -13,7 +13,8 @@ would write.
 A study that is finished is not run again: a run that was killed goes on with the next
 one when it is started again with the same flags. Blocks are removed in the order of
 --score=linearity, as arXiv 2405.12250 does, and not by `kl`, the default of prune.
-Three minutes on two CPU cores with the bundled model.
+Three minutes on two CPU cores with the bundled model, half an hour with one of 135
+million parameters.
 """
 
 from typing import Any

@@ -86,6 +86,7 @@ def test_a_text_up_to_the_last_position(gpt2, gpt2_map):
     same(jmat.generate(gpt2, ids, max_new_tokens=9, stop_tokens=[], draft=draft), plain)
 
 
+@pytest.mark.slow
 def test_edits_change_drafts_and_checks_alike(gpt2, gpt2_map):
     ids = prompts(gpt2.config.vocab_size)
     push = np.random.default_rng(1).normal(size=64).astype(np.float32)
@@ -125,7 +126,7 @@ def law(model, prompt, length, top_k, temperature):
     return found
 
 
-@pytest.mark.parametrize("least", [0.0, 0.4])
+@pytest.mark.parametrize("least", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_the_law_is_that_of_the_model(gpt2, gpt2_map, least):
     """All texts of three tokens out of four each, 12,000 drawn."""
     prompt, length, top_k, temperature = [7, 30, 12], 3, 4, 1.3
@@ -189,6 +190,7 @@ def test_rows_on_several_devices_are_the_same(gpt2, gpt2_map):
     assert jax.device_count() == len(ids) == 4
 
 
+@pytest.mark.slow
 def test_streaming_and_stop_strings():
     model, tokenizer = jmat.load("gpt2-docs")
     L = model.config.layers

@@ -186,7 +186,7 @@ def test_peek_reads_with_maps_or_fits_on_texts(gpt2, sentences):
     [
         ({}, "give one of maps= and examples="),
         ({"maps": {}, "examples": []}, "give one of maps= and examples="),
-        ({"maps": {}}, r"maps= has no map mat\.0\.4"),
+        ({"maps": {}}, "maps= has no map to layer 4, the last"),
         ({"maps": {}, "options": {"layers": [9]}}, "layers has '9'; choose from 0, 1, 2, 3, 4"),
         ({"maps": {}, "options": {"top": 0}}, "top=0: expected a whole number of at least 1"),
         ({"maps": {}, "options": {"top": 999}}, "top=999: expected 1 to 768"),

@@ -11,7 +11,7 @@ from tests.test_reference import REFERENCE
 from tests.test_streaming import few
 
 
-@pytest.fixture(scope="module", params=["gpt2", "bert"])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def lab(request):
     model = request.getfixturevalue(request.param)
     examples = request.getfixturevalue(f"{request.param}_examples")

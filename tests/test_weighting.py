@@ -10,9 +10,11 @@ from sklearn.linear_model import LinearRegression
 
 import jmat
 from jmat.maps.closed_forms import affine, linear, low_rank
+from jmat.maps.kinds import parse_kinds
 from jmat.maps.regression import Regression
 from jmat.maps.weighting import weigh, weighed_moments
 from jmat.studies import map_zoo
+from jmat.studies.map_zoo.rows import NOT_WEIGHED, with_weights
 
 N, D, E = 400, 12, 10
 
@@ -136,15 +138,11 @@ def test_map_zoo_and_fit_map_weigh(gpt2, gpt2_examples):
 
 
 def test_rows_say_which_kinds_are_not_weighed(gpt2, gpt2_examples):
-    kinds = ["mat", "tuned", "one_jump_kl:4"]
-    for weights, noted in (("norms", {"tuned"}), ("equal", set())):
-        options = map_zoo.Options(kinds=kinds, layers=[3], weights=weights)
-        rows = map_zoo.run(gpt2, gpt2_examples, options).rows
-        for kind in kinds:
-            notes = [
-                "not in this kind" in row.get("note", "") for row in rows if row["map"] == kind
-            ]
-            assert set(notes) == {kind in noted}, kind
+    kinds = parse_kinds(["mat", "tuned", "jacobian:0.5", "one_jump_kl:4"])
+    rows = with_weights([{"map": str(kind), "value": 1.0} for kind in kinds], kinds)
+    assert [row.get("note") for row in rows] == [None, NOT_WEIGHED, NOT_WEIGHED, None]
+    options = map_zoo.Options(kinds=["mat", "one_jump_kl:4"], layers=[3], weights="norms")
+    assert {row.get("note") for row in map_zoo.run(gpt2, gpt2_examples, options).rows} == {None}
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ def test_every_part_of_the_benchmark_has_its_own_rows():
                 "fit",
                 "linearity",
                 "condition",
+                "decoding",
+                "jacobian",
             )
         }
 
