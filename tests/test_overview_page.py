@@ -9,6 +9,7 @@ import re
 import pytest
 
 from jmat.studies.overview.page import page
+from jmat.studies.overview.tables import matrix
 
 _COUNT = itertools.count(1)
 TWO = ("mat", "id")
@@ -536,3 +537,28 @@ def test_studies_that_are_missing_are_listed_with_their_reasons():
         "What a linear probe reads off each layer (probe): no tokenizer", "Which blocks can go (prune): it diverged"
     ]  # fmt: skip
     assert "Studies that are not here" not in page(CONTENT, {})
+
+
+def test_wide_tables_come_in_parts_that_fit_a_page():
+    rows = [
+        figure(map="mat", layer=i, target=j, metric="r2") for j in range(1, 31) for i in range(j)
+    ]
+    made = matrix(rows, "R² of all pairs")
+    tables = re.findall(r"<details.*?</details>", made, re.DOTALL)
+    summaries = [re.search(r"<summary>(.*?)</summary>", table)[1] for table in tables]
+    assert summaries == [
+        "R² of all pairs, target layers 1 to 15",
+        "R² of all pairs, target layers 16 to 30",
+    ]
+    for table, targets, layers in zip(
+        tables, (range(1, 16), range(16, 31)), (range(15), range(30)), strict=True
+    ):
+        heads = re.findall(r'<th scope="col">(\d+)</th>', table)
+        assert heads == [str(j) for j in targets]
+        lines = re.findall(r'<tr><th scope="row">(\d+)</th>(.*?)</tr>', table)
+        assert [line for line, _ in lines] == [str(i) for i in layers]
+        for i, cells in lines:
+            found = re.findall(r"<td>([\d.−]*)(?:<small>.*?</small>)?</td>", cells)
+            values = {(row["layer"], row["target"]): f"{row['value']:.3f}" for row in rows}
+            assert found == [values.get((int(i), j), "") for j in targets]
+    assert len(re.findall("<details", matrix(rows[: 16 * 17 // 2], "R²"))) == 1

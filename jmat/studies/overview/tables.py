@@ -36,6 +36,7 @@ NAMES = {
     "block_influence": "block influence",
     "angular": "angle",
 }
+_MOST_TARGETS = 16  # columns of one table of pairs
 
 
 def name(code: object) -> str:
@@ -109,8 +110,19 @@ def rows_table(
 
 
 def matrix(rows: Sequence[Row], caption: str) -> str:
-    """Returns a table of the figures of pairs of layers: source down, target across."""
-    return rows_table(rows, caption, columns=("metric", "target"))
+    """Returns a table of the figures of pairs of layers: source down, target across; of
+    a deep model several, each of which fits the width of a page of paper.
+    """
+    targets = sorted({row["target"] for row in rows})
+    count = max(-(-len(targets) // _MOST_TARGETS), 1)
+    size = -(-len(targets) // count)
+    tables = []
+    for at in range(0, len(targets), size or 1):
+        part = targets[at : at + size]
+        range_of_part = f", target layers {part[0]} to {part[-1]}" if count > 1 else ""
+        chosen = [row for row in rows if row["target"] in part]
+        tables.append(rows_table(chosen, f"{caption}{range_of_part}", columns=("metric", "target")))
+    return "".join(tables)
 
 
 def listed(caption: str, heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
