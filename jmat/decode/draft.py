@@ -95,6 +95,8 @@ def check_draft(draft: Draft, model: Transformer) -> None:
     if not isinstance(draft, Draft):
         raise ValueError(f"draft is of type {type(draft).__name__}; expected jmat.Draft.")
     config: ModelConfig = model.config
+    if config.layers == 1:
+        raise ValueError("a model of one block has no other blocks to check its drafts.")
     if not 1 <= draft.layer < config.layers:
         raise ValueError(
             f"a draft from layer {draft.layer}: expected 1 to {config.layers - 1}, since some "
