@@ -7,6 +7,7 @@ from tests import environment  # noqa: F401, I001 (before JAX is imported)
 import pathlib
 
 import jax
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
@@ -26,6 +27,16 @@ def fresh_memory():
     """
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def unchecked():
+    """Users have no annotations that are checked at every call: those of the tests are
+    left out.
+    """
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ words.
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -21,14 +20,7 @@ TOKENS = np.ones((2, 3), np.int32)
 STREAM = np.ones((1, 3, 16), np.float32)
 
 
-@pytest.fixture(autouse=True)
-def unchecked():
-    """Users have no annotations that are checked at every call: those of the tests are
-    left out.
-    """
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")

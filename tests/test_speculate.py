@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jaxtyping
 import numpy as np
 import pytest
 from scipy import stats
@@ -104,14 +103,6 @@ def test_edits_change_drafts_and_checks_alike(gpt2, gpt2_map):
         (a[: len(b)] != b[: len(a)]).any()
         for a, b in zip(plain.tokens, without.tokens, strict=True)
     )
-
-
-@pytest.fixture
-def unchecked():
-    """Users have no annotations that are checked at every call."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def law(model, prompt, length, top_k, temperature):
