@@ -205,8 +205,9 @@ def _maps(maps: Any, info: Any) -> Leaves:
     """What maps.json says, and of every map its norm and what it makes of a fixed
     vector.
     """
-    said = {key: value for key, value in vars(info).items() if key != "prompts" or value}
-    leaves = {key: leaf for key, leaf in _flat("maps", {**said, "model": "", "jmat": ""}).items()}
+    leaves = {
+        key: leaf for key, leaf in _flat("maps", {**info.fields(), "model": "", "jmat": ""}).items()
+    }
     for name, linear in maps.items():
         W = np.asarray(linear.W, np.float64)
         sines = np.sin(np.arange(W.shape[0])) @ W @ np.cos(np.arange(W.shape[1])) / np.sqrt(W.size)

@@ -12,7 +12,7 @@ from jmat.metrics import bootstrap
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean
 from jmat.metrics.predictions import (
     compare,
-    confidences,
+    confidences_of,
     cross_entropy,
     distribution,
     perplexity,
@@ -23,6 +23,10 @@ from jmat.metrics.r2 import r2_score
 from jmat.metrics.top import top_k
 
 N, V = 64, 37
+
+
+def confidences(logits):
+    return confidences_of(distribution(logits))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from jmat.capture.activations import capture
 from jmat.forward import logits
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.types import Identity
-from jmat.metrics.predictions import confidences
+from jmat.metrics.predictions import confidences_of, distribution
 from jmat.models.sites import stream_sites
 from jmat.studies.early_exit.curves import padded, top_words
 from jmat.studies.early_exit.stopping import ExitRule, check, run_until_sure
@@ -54,7 +54,9 @@ def test_short_list_reads_the_same_words(gpt2, gpt2_examples):
     stand_in, gap = check(gpt2, Identity(), jnp.asarray(final)[:, None], at, words)
     np.testing.assert_array_equal(stand_in, final)
     np.testing.assert_allclose(
-        gap, confidences(np.asarray(logits(gpt2, final))[:, words])["gap"], atol=1e-5
+        gap,
+        confidences_of(distribution(np.asarray(logits(gpt2, final))[:, words]))["gap"],
+        atol=1e-5,
     )
 
 

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from jmat.maps.compact import Map
 from jmat.maps.forms import Form, build, described, fits, form_of, read_form, tensors_of
-from jmat.runtime.annotations import Fields
+from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.digests import model_hash
 from jmat.runtime.errors import in_one_line, readable_errors
 from jmat.runtime.files import save_together, write_tensors
@@ -64,6 +64,15 @@ class MapsInfo:
     jmat: str = ""
     prompts: int = 0
 
+    def fields(self) -> JsonObject:
+        """Returns what maps.json says of all maps together. Earlier versions do not know
+        `prompts`, which is left out where it is not known.
+        """
+        about = dataclasses.asdict(self)
+        if not self.prompts:
+            del about["prompts"]
+        return about
+
 
 def save_maps(
     folder: str | pathlib.Path,
@@ -99,9 +108,7 @@ def save_maps(
         name: {**described(name, each), **(statistics or {}).get(name, {})}
         for name, each in maps.items()
     }
-    about = dataclasses.asdict(info)
-    if not info.prompts:  # earlier versions do not know the field
-        del about["prompts"]
+    about = info.fields()
     content = {**about, "checksum": model_hash(tensors), "maps": about_maps}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     folder = pathlib.Path(folder)

@@ -18,7 +18,7 @@ from jmat.maps.closed_forms import low_rank
 from jmat.maps.compact import LowRank
 from jmat.maps.regression import Regression
 from jmat.maps.weighting import EQUAL, weigh, weighed_moments
-from jmat.metrics.predictions import compare
+from jmat.metrics.predictions import Distribution, compare_distributions, distribution
 from jmat.models.family import Transformer
 
 _TRIED = 256  # held-out tokens at most: every map is tried on each of them at every layer
@@ -51,7 +51,7 @@ def chosen_by_kl(
     held_out = slice(N - max(N // 8, 1), N)
     rows = np.arange(N)[held_out]
     rows = rows[:: -(-len(rows) // _TRIED)]
-    full = logits(model, target[rows])
+    full = distribution(logits(model, target[rows]), 1)
 
     def fitted(source: Float[ndarray, "N D"], tokens: slice) -> LowRank:
         weighed = weigh(weights, source[tokens], target[tokens])
@@ -72,6 +72,9 @@ def chosen_by_kl(
 
 
 @jax.jit
-def _divergence(model: Transformer, full: Array, stand_in: LowRank, x: Array | ndarray) -> Array:
+def _divergence(
+    model: Transformer, full: Distribution, stand_in: LowRank, x: Array | ndarray
+) -> Array:
     """Returns the mean KL(full ‖ shortcut) over tokens, in nats."""
-    return compare(full, logits(model, stand_in(x)), ks=(1,))["kl"].mean()
+    short = distribution(logits(model, stand_in(x)), 1)
+    return compare_distributions(full, short, (1,))["kl"].mean()

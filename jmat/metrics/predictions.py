@@ -130,15 +130,6 @@ def rank(full: Distribution, short: Distribution) -> Float[Array, " N"]:
     return jnp.where(full.known & short.known, before.astype(jnp.float32), jnp.nan)
 
 
-def confidences(
-    logits: Float[Array | ndarray, "N V"],
-) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
-    """Returns several measures of the confidence of a prediction, as
-    `confidences_of` does.
-    """
-    return confidences_of(distribution(logits))
-
-
 @jax.jit
 def confidences_of(read: Distribution) -> dict[str, Float[Array, " N"] | Int[Array, " N"]]:
     """Returns several measures of the confidence of a prediction.

@@ -64,7 +64,7 @@ def evaluate(
     Returns:
       (map's name, source layer) → name → values: the metrics of
       `jmat.metrics.predictions.compare` and the confidences of
-      `jmat.metrics.predictions.confidences`.
+      `jmat.metrics.predictions.confidences_of`.
     """
     mesh = local_mesh()
     model = place(model, mesh)

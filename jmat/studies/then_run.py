@@ -52,7 +52,7 @@ def rows_of_inner_jumps(
         stand_ins = [(name, i) for i in held for name in ("mat", "id")]
 
         def finals(batch: Batch, j: int = j, held: Mapping[int, Linear] = held) -> list[jax.Array]:
-            streams = streams_of(placed, batch)
+            streams = streams_of(placed, batch, j - 1)
             return [
                 run_from(placed, jump(streams[i]), j, {}, batch)
                 for i, linear in held.items()

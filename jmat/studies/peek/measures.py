@@ -64,6 +64,10 @@ def read_layers(
     """
     mesh, L = local_mesh(), len(streams) - 1
     model = place(model, mesh)
+    placed = {
+        kind: {layer: replicate(mesh, shortcut) for layer, shortcut in maps.items()}
+        for kind, maps in shortcuts.items()
+    }
     best = row_by_row(lambda scores: tuple(jax.lax.top_k(jax.nn.softmax(scores), top)[::-1]), mesh)
     layers = sorted({L, *(layer for maps in shortcuts.values() for layer in maps)})
 
@@ -73,14 +77,13 @@ def read_layers(
         def reading(shortcut: Site, layer: int) -> Reading:
             own = full
             if layer != L:
-                short = _apply(replicate(mesh, shortcut), batch[layer])
-                own = distribution(logits(model, short))
+                own = distribution(logits(model, _apply(shortcut, batch[layer])))
             ids, probabilities = best(own.logits)
             return Reading(ids, probabilities, _measures(full, own))
 
         return {
             kind: {layer: reading(shortcut, layer) for layer, shortcut in maps.items()}
-            for kind, maps in shortcuts.items()
+            for kind, maps in placed.items()
         }
 
     plan = stored_rows(len(streams[L]), _POSITIONS_AT_ONCE, mesh=mesh)

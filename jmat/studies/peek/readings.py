@@ -9,6 +9,7 @@ from jmat.capture.shared import SharedActivations
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, fingerprint
 from jmat.maps.compact import Map
+from jmat.maps.forms import jump_of
 from jmat.maps.jumps import fit_jumps
 from jmat.maps.kinds import IDENTITY, MAT, parse_kind, parse_kinds
 from jmat.maps.sharing import load_maps
@@ -59,9 +60,10 @@ def given_maps(
         maps = load_maps(maps, model=model)
     found: Readings = {}
     for name, stand_in in maps.items():
-        kind, layer, target = ["", "", *name.rsplit(".", 2)][-3:]
-        if kind and layer.isdecimal() and target == str(L) and int(layer) < L:
-            found.setdefault(_written(kind), {})[int(layer)] = stand_in
+        jump = jump_of(name)
+        if jump is not None and jump[1] < jump[2] == L:
+            kind, layer, _ = jump
+            found.setdefault(_written(kind), {})[layer] = stand_in
     direct: dict[int, Map] = {layer: Identity() for layer in range(L)}
     found = {IDENTITY: direct} | found
     if not kinds and len(found) == 1:

@@ -154,8 +154,8 @@ def sentence_rows(model: Transformer, split: Split, tokens_per_batch: int) -> li
     )
 
 
-def streams_of(model: Transformer, batch: Batch) -> list[jax.Array]:
-    """Returns h_0 .. h_L [B, T, D] of a batch."""
-    return list(
-        run(model, batch.tokens, keep=stream_sites(model.config.layers), **batch.where)[1].values()
-    )
+def streams_of(model: Transformer, batch: Batch, last: int | None = None) -> list[jax.Array]:
+    """Returns h_0 .. h_last [B, T, D] of a batch, by default up to h_L."""
+    last = model.config.layers if last is None else last
+    kept = run(model, batch.tokens, keep=stream_sites(last), stop=last, **batch.where)[1]
+    return list(kept.values())
