@@ -27,6 +27,7 @@ from tests.test_reference import REFERENCE, WEIGHTS, check
 SCRIPTS = (
     "layer_jump",
     "map_zoo",
+    "decoding",
     "r2",
     "submodule_ablation",
     "early_exit",

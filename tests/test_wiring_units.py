@@ -296,6 +296,7 @@ def test_maps_say_how_their_positions_were_chosen(monkeypatch, given, said):
 NEED_HEADS = {
     "layer_jump",
     "map_zoo",
+    "decoding",
     "submodule_ablation",
     "early_exit",
     "peek",

@@ -14,7 +14,7 @@ from jmat.models.sites import Site
 from jmat.models.stack import model_dtype
 from jmat.runtime.checks import whole
 
-_MOST = 64  # tokens of a draft: more are never accepted in a row
+MOST_DRAFTED = 64  # tokens of a draft: more are never accepted in a row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ class Draft:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", whole("layer", self.layer))
         object.__setattr__(self, "tokens", whole("tokens", self.tokens))
-        if not 1 <= self.tokens <= _MOST:
-            raise ValueError(f"tokens={self.tokens}: expected 1 to {_MOST} drafted tokens.")
+        if not 1 <= self.tokens <= MOST_DRAFTED:
+            raise ValueError(f"tokens={self.tokens}: expected 1 to {MOST_DRAFTED} drafted tokens.")
         number = isinstance(self.least, int | float) and not isinstance(self.least, bool)
         if not (number and 0 <= self.least <= 1):
             raise ValueError(f"least={self.least!r}: expected a probability from 0 to 1.")

@@ -222,3 +222,16 @@ def layer_moments(
 
 def _metric(model: Transformer, statistics: Streams | Moments, layer: int) -> Metric:
     return head_metric(model, Regression(layer_moments(model, statistics, layer)).y_mean)
+
+
+def check_fitted_here(kinds: Sequence[Kind], study: str, then: str = "") -> None:
+    """Raises ValueError for a kind that is fitted to more than the streams of layers,
+    which `study` does not read; `then` says how it is used there all the same.
+    """
+    for kind in kinds:
+        if kind.entry.derive is not None or kind.entry.sums_future:
+            source = "sums of future streams" if kind.entry.sums_future else "gradients"
+            raise ValueError(
+                f"kind {str(kind)!r} is derived from {source}, and {study} does not read them: "
+                f"fit it with experiments.map_zoo{', ' * bool(then)}{then}."
+            )

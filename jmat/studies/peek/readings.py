@@ -17,7 +17,7 @@ from jmat.maps.types import Identity
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.studies.fitting import announce_ranks
-from jmat.studies.map_zoo.fits import fit_zoo
+from jmat.studies.map_zoo.fits import check_fitted_here, fit_zoo
 from jmat.studies.settings import Say, Settings, read_subject
 
 Readings = dict[str, dict[int, Map]]  # kind → layer → map to the final layer
@@ -26,14 +26,10 @@ KINDS = (IDENTITY, MAT)  # by default, where maps are fitted
 
 def check_kinds(kinds: Sequence[str], config: ModelConfig) -> None:
     """Raises ValueError for a kind of map that cannot be fitted here."""
-    for kind in parse_kinds(kinds or KINDS):
+    chosen = parse_kinds(kinds or KINDS)
+    for kind in chosen:
         kind.check_width(config.width, config.width)
-        if kind.entry.derive is not None or kind.entry.sums_future:
-            source = "sums of future streams" if kind.entry.sums_future else "gradients"
-            raise ValueError(
-                f"kind {str(kind)!r} is derived from {source}, and peek does not read them: fit "
-                "it with experiments.map_zoo, and give the folder as maps."
-            )
+    check_fitted_here(chosen, "peek", "and give the folder as maps")
 
 
 def given_maps(
