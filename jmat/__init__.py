@@ -9,7 +9,9 @@ from jmat.checkpoint.load import load
 from jmat.data.reading import encode
 from jmat.decode.draft import Draft
 from jmat.decode.generate import generate
+from jmat.decode.lookup import Lookup
 from jmat.forward import logits, run
+from jmat.maps.carry import fit_carry
 from jmat.maps.fit import fit_map
 from jmat.maps.sharing import load_maps, push_maps, save_maps
 from jmat.maps.shortcut import Shortcut
@@ -33,12 +35,14 @@ __all__ = [
     "Edit",
     "Identity",
     "Linear",
+    "Lookup",
     "Scale",
     "Shortcut",
     "Zero",
     "capture",
     "encode",
     "evaluate",
+    "fit_carry",
     "fit_map",
     "generate",
     "load",

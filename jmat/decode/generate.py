@@ -11,12 +11,13 @@ from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
 from jmat.decode.draft import Draft, DraftCounts, check_draft
+from jmat.decode.lookup import Lookup
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
 from jmat.decode.passes import Rules, State, first, read_prompts, write
 from jmat.decode.prompts import Prompts, prompt_ids
 from jmat.decode.result import Generated
 from jmat.decode.sample import checked_law
-from jmat.decode.speculate import write_drafted
+from jmat.decode.speculate import begin, drafter_of, plan_of, write_drafted
 from jmat.decode.text import Follower, OnText
 from jmat.models.cache import NOWHERE, check_causal, new_cache
 from jmat.models.family import Transformer, check_model
@@ -48,7 +49,7 @@ def generate(
     seed: int = 0,
     scores: bool = False,
     sites: Mapping[str, Site] | None = None,
-    draft: Draft | None = None,
+    draft: Draft | Lookup | None = None,
     on_text: OnText | None = None,
 ) -> Generated:
     """Writes on behind prompts with a causal model, one token after another.
@@ -83,9 +84,10 @@ def generate(
         and at every step. Positions of `At` count from a prompt's first token, new
         tokens included; negative ones have no meaning here. Functions see [B, T, …],
         with T = 1 at a step without a draft.
-      draft: drafts several tokens by the first blocks, which the others check in one
-        pass; the text, or its law, stays that of the whole model up to rounding
-        (`jmat.Draft`). Blocks from its layer on then see several tokens at a step.
+      draft: drafts several tokens by the first blocks (`jmat.Draft`) or by copies of the
+        text so far (`jmat.Lookup`), which the other blocks check in one pass; the text, or
+        its law, stays that of the whole model up to rounding. Blocks that check see
+        several tokens at a step.
       on_text: called with the number of the prompt and a piece of its new text, as soon
         as it is certain.
 
@@ -110,7 +112,8 @@ def generate(
     check_whole("max_new_tokens", max_new_tokens, 1)
     law = checked_law(temperature, top_k, top_p, min_p, repetition_penalty)
     if draft is not None:
-        check_draft(draft, model)
+        if not isinstance(draft, Lookup):
+            check_draft(draft, model, sites)
         if law.repetition_penalty is not None:
             raise ValueError(
                 "repetition_penalty changes with every token, and drafts are checked together: "
@@ -147,7 +150,7 @@ def _run(
     followers: Sequence[Follower],
     scores: bool,
     *,
-    draft: Draft | None,
+    draft: Draft | Lookup | None,
     each: bool,
 ) -> tuple[State, DraftCounts | None]:
     """Returns the state in which all texts have ended, and what became of drafts.
@@ -171,6 +174,9 @@ def _run(
     room = min(rung(int(lengths.max()) + most, 32), config.num_positions)
     cache = new_cache(model, rows, room)
     x, cache = read_prompts(model, tokens, lengths, cache, rules.sites, _piece(rows))
+    drafting = None
+    if draft is not None:
+        drafting, cache = begin(draft, model, x, tokens, lengths, cache, rules.sites)
     size = rung(most, 16)
     state = State(
         cache=cache,
@@ -186,31 +192,28 @@ def _run(
     where = cache.blocks[0].keys.sharding
     over = where if isinstance(where, NamedSharding) and where.mesh.size > 1 else None
     # Several devices agree in every step on whether to go on, and such programs must not overlap.
-    x, state = settled((x, state), over)
+    x, drafting, state = settled((x, drafting, state), over)
     state = settled(first(leaves, structure, state, x, rules, rows=over), over)
-    counts = None if draft is None else DraftCounts(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
     done = 1
     while True:
         if followers:
             state = _followed(state, followers)
         if done >= most or (followers and not np.asarray(state.going).any()):
-            return state, counts
+            return state, None if drafting is None else drafting.counts
         done = min(done + (1 if each else _LOOK_EVERY), most) if followers else most
-        if draft is None:
+        if draft is None or drafting is None:
             state = settled(write(leaves, structure, state, rules, np.int32(done), rows=over), over)
         else:
-            state, counts = settled(
+            state, drafting = settled(
                 write_drafted(
                     leaves,
                     structure,
                     state,
-                    counts,
+                    drafting,
                     rules,
-                    draft.map,
-                    np.float32(draft.least),
+                    drafter_of(draft),
                     np.int32(done),
-                    layer=draft.layer,
-                    tokens=draft.tokens,
+                    plan=plan_of(draft),
                     rows=over,
                 ),
                 over,

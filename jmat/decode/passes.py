@@ -213,12 +213,20 @@ def last_tokens(state: State) -> Int[Array, "B 1"]:
 
 
 def head_at(
-    model: Transformer, x: Float[Array, "B T D"], rules: Rules, at: Int[Array, "B T"]
-) -> Float[Array, "B T V"]:
-    """Returns logits of h_L at positions of the texts."""
+    model: Transformer,
+    x: Float[Array, "B T D"],
+    rules: Rules,
+    at: Int[Array, "B T"],
+    words: Int[Array | np.ndarray, " W"] | None = None,
+) -> Float[Array, "B T W"]:
+    """Returns logits of h_L at positions of the texts, of all words or of those given."""
     sites = {name: rules.sites[name] for name in ("final_norm", "logits") if name in rules.sites}
     here = sites_here(sites, at)
-    return unembed(model, final_norm(model, x, here), here)
+    normed = final_norm(model, x, here)
+    if words is None:
+        return unembed(model, normed, here)
+    assert model.head is not None  # or the sites would have "logits", without which none is read
+    return model.head(normed, model.embed.tokens.table[...], words)
 
 
 def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules) -> State:

@@ -1,254 +1,201 @@
-"""Self-speculation: a few blocks draft tokens, and the others check them in one pass.
+"""Speculation: several tokens are drafted at little cost, and the whole model checks them
+in one pass.
 
 What is written is what the whole model would write: greedily the same tokens, but where
-two are equally likely up to rounding, and else tokens of the same law. For the latter a
-drafted token x, of probability q(x) in the draft and p(x) in the model, is accepted
-with probability min(1, p(x) / q(x)). Where it is not, a token is drawn from (p − q)₊,
-normalised, in its place (Leviathan et al. 2023, arXiv 2211.17192).
+two are equally likely up to rounding, and else tokens of the same law
+(`jmat.decode.checking`).
 
-A cycle reads the last token and the drafts behind it through the lower blocks, one by
-one, and keeps their streams. The upper blocks go on from these streams, so nothing is
-computed twice. Then the ends of the texts that were not accepted are taken back from
-the cache.
+A cycle of `jmat.Draft` reads the last token and the drafts behind it through the lower
+blocks, one by one, and keeps their streams. The upper blocks go on from these streams, so
+nothing is computed twice. A cycle of `jmat.Lookup` copies drafts, and all blocks check
+them. Then the ends of the texts that were not accepted are taken back from the cache.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
+from numpy import ndarray
 
-from jmat.decode.draft import DraftCounts, apply_map
-from jmat.decode.passes import Rules, State, head_at, last_tokens, placed, read
-from jmat.decode.sample import draw, processed
+from jmat.decode.checking import Check, Drafted, checked, put
+from jmat.decode.draft import Draft, DraftCounts, Earlier
+from jmat.decode.drafting import Drafter, draft_tokens
+from jmat.decode.lookup import Lookup, copied_tokens
+from jmat.decode.passes import Rules, State, last_tokens, placed, read
+from jmat.maps.carry import Carry
 from jmat.models.cache import NOWHERE, Cache
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
-from jmat.models.stack import model_dtype
 from jmat.runtime.annotations import PyTree
 
-# What random numbers are for: each use has a stream of its own, with a number that no row has.
-_DRAFT, _ACCEPT, _INSTEAD = 2**31 + 1, 2**31 + 2, 2**31 + 3
 
-
-class _Drafted(NamedTuple):
-    """Holds the drafts of a cycle.
+class Drafting(NamedTuple):
+    """Holds what one cycle leaves to the next, besides the texts.
 
     Attributes:
-      cache: its lower blocks have read the last token of each text and its drafts.
-      streams: h_layer of these tokens.
-      tokens: the drafts.
-      lengths: how many each row has.
-      logits: from which they were drawn; None where the most likely ones are taken.
-      going: which rows still draft.
-      step: number of tokens that were drafted so far, of the row with the most.
+      counts: what became of drafts so far.
+      earlier: streams of the token before the last one of each text; None where no carry
+        drafts.
+      texts: all tokens by position; None where none is copied.
     """
 
-    cache: Cache
-    streams: Float[Array, "B g1 D"]
-    tokens: Int[Array, "B g"]
-    lengths: Int[Array, " B"]
-    logits: Float[Array, "B g V"] | None
-    going: Bool[Array, " B"]
-    step: Int[Array, ""]
+    counts: DraftCounts
+    earlier: Earlier | None = None
+    texts: Int[Array, "B S"] | None = None
+
+
+def begin(
+    draft: Draft | Lookup,
+    model: Transformer,
+    x: Float[Array, "B D"],
+    tokens: Int[ndarray, "B T"],
+    lengths: Int[ndarray, " B"],
+    cache: Cache,
+    sites: Mapping[str, Site],
+) -> tuple[Drafting, Cache]:
+    """Returns what the first cycle needs, and the cache.
+
+    Args:
+      draft: what drafts.
+      model: with checked inputs.
+      x: h_L at the last token of each prompt.
+      tokens: the prompts, padded on the right.
+      lengths: of them.
+      cache: has read them.
+      sites: what is changed in the model.
+    """
+    rows = len(lengths)
+    counts = DraftCounts(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
+    if isinstance(draft, Lookup):
+        texts = np.zeros((rows, cache.room), np.int32)
+        texts[:, : tokens.shape[1]] = tokens
+        return Drafting(counts, texts=jnp.asarray(texts)), cache
+    if not isinstance(draft.map, Carry):
+        return Drafting(counts), cache
+    # The prompts' last tokens go through the lower blocks once more, for their streams.
+    real = lengths > 0
+    last = tokens[np.arange(rows), np.maximum(lengths - 1, 0)][:, None]
+    shorter = cache.with_lengths(np.maximum(lengths - 1, 0)[None])
+    stream, cache = read(model, last, real[:, None], shorter, sites, stop=draft.layer)
+    return Drafting(counts, Earlier(x[:, None], stream)), cache.with_lengths(lengths[None])
+
+
+class Plan(NamedTuple):
+    """Says what a program of drafts is compiled for.
+
+    Attributes:
+      tokens: of a draft.
+      layer: below which blocks draft; 0: none does, and tokens are copied.
+      longest: most last tokens that are looked for.
+      shortest: fewest of them.
+    """
+
+    tokens: int
+    layer: int = 0
+    longest: int = 0
+    shortest: int = 0
+
+
+def plan_of(draft: Draft | Lookup) -> Plan:
+    """Returns what the program of a draft is compiled for."""
+    if isinstance(draft, Lookup):
+        return Plan(draft.tokens, longest=draft.longest, shortest=draft.shortest)
+    return Plan(draft.tokens, draft.layer)
+
+
+def drafter_of(draft: Draft | Lookup) -> Drafter | None:
+    """Returns the values by which a draft is made; None where tokens are copied."""
+    if isinstance(draft, Lookup):
+        return None
+    words = None if draft.words is None else np.asarray(draft.words, np.int32)
+    return Drafter(draft.map, np.asarray(draft.least, np.float32), words)
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("structure", "layer", "tokens", "rows"),
-    donate_argnames=("state", "counts"),
+    static_argnames=("structure", "plan", "rows"),
+    donate_argnames=("state", "drafting"),
 )
 def write_drafted(
     leaves: list[Array],
     structure: PyTree,
     state: State,
-    counts: DraftCounts,
+    drafting: Drafting,
     rules: Rules,
-    stand_in: Site,
-    least: Float[np.ndarray | Array, ""],
+    drafter: Drafter | None,
     until: Int[np.ndarray | np.integer | Array, ""],
     *,
-    layer: int,
-    tokens: int,
+    plan: Plan,
     rows: NamedSharding | None,
-) -> tuple[State, DraftCounts]:
+) -> tuple[State, Drafting]:
     """Returns the state once all rows that go on have `until` new tokens at least, and
-    the counts of drafts.
+    what the next cycle needs.
     """
     model = jax.tree.unflatten(structure, leaves)
 
-    def goes_on(carry: tuple[State, DraftCounts]) -> Bool[Array, ""]:
+    def goes_on(carry: tuple[State, Drafting]) -> Bool[Array, ""]:
         state, _ = carry
         return (state.going & (state.written < until)).any()
 
-    def cycle(carry: tuple[State, DraftCounts]) -> tuple[State, DraftCounts]:
-        state, counts = carry
-        drafted = _draft(model, state, rules, stand_in, least, layer=layer, tokens=tokens)
-        return _checked(model, state, counts, drafted, rules, layer=layer)
-
-    state, counts = jax.lax.while_loop(goes_on, cycle, (state, counts))
-    return placed(state, rows), counts
-
-
-def _draft(
-    model: Transformer,
-    state: State,
-    rules: Rules,
-    stand_in: Site,
-    least: Float[np.ndarray | Array, ""],
-    *,
-    layer: int,
-    tokens: int,
-) -> _Drafted:
-    """Returns the drafts behind the texts, and their streams."""
-    B, V, D = len(state.going), model.config.vocab_size, model.config.width
-    last = last_tokens(state)
-
-    def read_one(drafted: _Drafted) -> _Drafted:
-        """Reads each row's last token through the lower blocks."""
-        before = jnp.maximum(drafted.step - 1, 0)
-        token = jnp.where(drafted.step == 0, last[:, 0], drafted.tokens[:, before])
-        x, cache = read(
-            model, token[:, None], drafted.going[:, None], drafted.cache, rules.sites, stop=layer
-        )
-        streams = jnp.where(drafted.going[:, None, None], x, 0)
-        streams = jax.lax.dynamic_update_slice_in_dim(
-            drafted.streams, streams, drafted.step, axis=1
-        )
-        return drafted._replace(cache=cache, streams=streams)
-
-    def step(drafted: _Drafted) -> _Drafted:
-        drafted = read_one(drafted)
-        x = jax.lax.dynamic_slice_in_dim(drafted.streams, drafted.step, 1, axis=1)
-        at = state.cache.lengths[-1][:, None] + drafted.step
-        scores = head_at(model, apply_map(stand_in, x), rules, at)[:, 0]
-        drawn_from = processed(scores, None, rules.law)
-        key = jax.random.fold_in(rules.key, _DRAFT)
-        token = draw(drawn_from, rules.law, key, state.written + drafted.step)
-        # The drawn token may not decide: what is drafted would then depend on it, and so the law.
-        likely = jnp.max(jax.nn.softmax(scores, axis=-1), axis=-1) >= least
-        logits = drafted.logits
-        if logits is not None:
-            logits = jax.lax.dynamic_update_slice_in_dim(
-                logits, drawn_from[:, None], drafted.step, axis=1
+    def cycle(carry: tuple[State, Drafting]) -> tuple[State, Drafting]:
+        state, drafting = carry
+        if drafter is None:
+            assert drafting.texts is not None
+            texts = put(drafting.texts, last_tokens(state), state.cache.lengths[-1][:, None])
+            drafting = drafting._replace(texts=texts)
+            drafted = copied_tokens(
+                state, texts, tokens=plan.tokens, longest=plan.longest, shortest=plan.shortest
             )
-        going = drafted.going & likely
-        return drafted._replace(
-            tokens=jax.lax.dynamic_update_slice_in_dim(
-                drafted.tokens, token[:, None], drafted.step, axis=1
-            ),
-            lengths=drafted.lengths + going.astype(jnp.int32),
-            logits=logits,
-            going=going,
-            step=drafted.step + 1,
-        )
+        else:
+            drafted = draft_tokens(
+                model,
+                state,
+                rules,
+                drafter,
+                drafting.earlier,
+                layer=plan.layer,
+                tokens=plan.tokens,
+            )
+        longer, check = checked(model, state, drafted, rules, layer=plan.layer)
+        return longer, _next(state, drafting, drafted, check)
 
-    drafted = _Drafted(
-        cache=state.cache,
-        streams=jnp.zeros((B, tokens + 1, D), model_dtype(model)),
-        tokens=jnp.zeros((B, tokens), jnp.int32),
-        lengths=jnp.zeros(B, jnp.int32),
-        logits=None if rules.law.temperature is None else jnp.zeros((B, tokens, V)),
-        going=state.going,
-        step=jnp.zeros((), jnp.int32),
-    )
-    drafted = jax.lax.while_loop(
-        lambda drafted: (drafted.step < tokens) & drafted.going.any(), step, drafted
-    )
-    # The last draft is read, too: where it is accepted, one more token comes behind it.
-    return jax.lax.cond(drafted.going.any(), read_one, lambda drafted: drafted, drafted)
+    state, drafting = jax.lax.while_loop(goes_on, cycle, (state, drafting))
+    return placed(state, rows), _split(drafting, rows)
 
 
-def _checked(
-    model: Transformer,
-    state: State,
-    counts: DraftCounts,
-    drafted: _Drafted,
-    rules: Rules,
-    *,
-    layer: int,
-) -> tuple[State, DraftCounts]:
-    """Returns the state with the drafts that the whole model accepts, and its own token
-    behind them.
-    """
-    going, before = state.going, state.cache.lengths[-1]
-    columns = jnp.arange(drafted.streams.shape[1], dtype=jnp.int32)
-    real = going[:, None] & (columns <= drafted.lengths[:, None])
-    x, cache = read(model, drafted.streams, real, drafted.cache, rules.sites, start=layer)
-    scores = head_at(model, x, rules, before[:, None] + columns)
-    accepted, new = _accepted(scores, drafted, rules, state.written)
-
-    count = jnp.minimum(accepted + 1, rules.most - state.written)
-    stops = (new[:, :, None] == rules.stops).any(-1) & (columns < count[:, None])
-    stopped = stops.any(1)
-    count = jnp.where(stopped, jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, count)
-    count = jnp.where(going, count, 0)
-    places = jnp.where(columns < count[:, None], state.written[:, None] + columns, NOWHERE)
-    kept = state.scores
-    if kept is not None:
-        log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), new[:, :, None], axis=2)
-        kept = _put(kept, log_p[:, :, 0], places)
-    written = state.written + count
+def _next(state: State, drafting: Drafting, drafted: Drafted, check: Check) -> Drafting:
+    """Returns what the next cycle needs, from the texts before a check and the check."""
+    going, taken = state.going, check.taken
     counts = DraftCounts(
-        counts.cycles + going.astype(jnp.int32),
-        counts.drafted + jnp.where(going, drafted.lengths, 0),
-        counts.accepted + jnp.minimum(accepted, count),
+        drafting.counts.cycles + going.astype(jnp.int32),
+        drafting.counts.drafted + jnp.where(going, drafted.lengths, 0),
+        drafting.counts.accepted + check.accepted,
     )
-    return state._replace(
-        cache=cache.with_lengths((before + count)[None]),
-        tokens=_put(state.tokens, new, places),
-        scores=kept,
-        written=written,
-        going=going & ~stopped & (written < rules.most),
-    ), counts
+    texts, earlier = drafting.texts, drafting.earlier
+    if texts is not None:
+        columns = jnp.arange(check.new.shape[1], dtype=jnp.int32)
+        places = state.cache.lengths[-1][:, None] + 1 + columns
+        texts = put(texts, check.new, jnp.where(columns < taken[:, None], places, NOWHERE))
+    if earlier is not None:
+        # The last new token has not been read: the one before it stands in column taken − 1.
+        at = jnp.maximum(taken - 1, 0)[:, None, None]
+        final, stream = (
+            jnp.where(going[:, None, None], jnp.take_along_axis(new, at, axis=1), old)
+            for new, old in zip((check.final, drafted.inputs), earlier, strict=True)
+        )
+        earlier = Earlier(final, stream)
+    return Drafting(counts, earlier, texts)
 
 
-@jax.vmap
-def _put(row: Array, new: Array, places: Int[Array, " g1"]) -> Array:
-    """Returns a row with new values in places; those past its end are dropped."""
-    return row.at[places].set(new, mode="drop")
-
-
-def _accepted(
-    scores: Float[Array, "B g1 V"], drafted: _Drafted, rules: Rules, written: Int[Array, " B"]
-) -> tuple[Int[Array, " B"], Int[Array, "B g1"]]:
-    """Returns how many drafts of each row are accepted, and its new tokens: these drafts
-    and one token of the model.
-    """
-    most = drafted.tokens.shape[1]
-    columns = jnp.arange(most + 1, dtype=jnp.int32)
-    there = columns[:-1] < drafted.lengths[:, None]
-    if drafted.logits is None:
-        own = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-        agrees = there & (drafted.tokens == own[:, :-1])
-        return jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1), own
-    law = rules.law
-    V = scores.shape[-1]
-    p = jax.nn.softmax(processed(scores.reshape(-1, V), None, law), axis=-1).reshape(scores.shape)
-    q = jnp.where(there[:, :, None], jax.nn.softmax(drafted.logits, axis=-1), 0)
-    u = _uniform(jax.random.fold_in(rules.key, _ACCEPT), written[:, None] + columns[:-1])
-    of_p, of_q = (
-        jnp.take_along_axis(each, drafted.tokens[:, :, None], axis=2)[:, :, 0]
-        for each in (p[:, :-1], q)
+def _split(drafting: Drafting, rows: NamedSharding | None) -> Drafting:
+    """Returns what the next cycle needs, split over the devices as the texts are."""
+    if rows is None:
+        return drafting
+    return jax.lax.with_sharding_constraint(
+        drafting, NamedSharding(rows.mesh, PartitionSpec(*rows.spec))
     )
-    agrees = there & (u * of_q < of_p)
-    accepted = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1)
-    # where nothing was drafted, q is 0, and the token is drawn from p itself
-    rest = jnp.maximum(p - jnp.pad(q, ((0, 0), (0, 1), (0, 0))), 0)
-    rest = jnp.take_along_axis(rest, accepted[:, None, None], axis=1)[:, 0]
-    instead = draw(jnp.log(rest), law, jax.random.fold_in(rules.key, _INSTEAD), written + accepted)
-    drafts = jnp.pad(drafted.tokens, ((0, 0), (0, 1)))
-    return accepted, jnp.where(columns < accepted[:, None], drafts, instead[:, None])
-
-
-def _uniform(key: Array, steps: Int[Array, "B g"]) -> Float[Array, "B g"]:
-    """Returns a number from 0 to 1 for each row and step."""
-
-    def one(row: Int[Array, ""], step: Int[Array, ""]) -> Float[Array, ""]:
-        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, row), step))
-
-    rows = jnp.broadcast_to(jnp.arange(len(steps), dtype=jnp.int32)[:, None], steps.shape)
-    return jax.vmap(jax.vmap(one))(rows, steps)
