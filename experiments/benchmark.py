@@ -40,7 +40,7 @@ import jax
 from absl import flags
 
 from experiments import cli, common, text_flags
-from experiments.benchmarking import decoding, jacobians, maps, passes
+from experiments.benchmarking import decoding, jacobians, maps, papers, passes
 from experiments.benchmarking.rows import format_errors, format_ratios
 from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_sentences
 from jmat.checkpoint import parameters
@@ -53,8 +53,8 @@ from jmat.runtime.folders import output_path
 PARTS = {
     "streaming": passes.streaming_rows,
     "capture": passes.capture_rows,
-    "early_exit": passes.early_exit_rows,
-    "suite": passes.suite_rows,
+    "early_exit": papers.early_exit_rows,
+    "suite": papers.suite_rows,
     "fit": maps.fit_rows,
     "linearity": maps.linearity_rows,
     "decoding": decoding.decoding_rows,

@@ -25,7 +25,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
 from jmat.data.examples import Examples, fingerprint
 from jmat.report.results import Results
-from jmat.runtime import hosts
+from jmat.runtime import hosts, joining
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
@@ -272,7 +272,7 @@ def claim(
     work with them.
     """
     out = output_folder(experiment)
-    hosts.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    joining.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.coordinator and not many_hosts:
         raise ValueError(
             f"{experiment} runs on one host: leave out --coordinator, --num_processes and "
@@ -280,7 +280,7 @@ def claim(
         )
     if FLAGS.coordinator:
         say(f"joining the other processes at {FLAGS.coordinator}")
-    hosts.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    joining.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.dtype == "float32":
         # The default of accelerators is a lower precision.
         jax.config.update("jax_default_matmul_precision", "highest")

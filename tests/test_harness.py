@@ -12,7 +12,7 @@ import pytest
 import jmat
 from jmat.maps.types import Identity
 from jmat.studies import tasks
-from jmat.studies.tasks import scoring
+from jmat.studies.tasks import choices
 from jmat.studies.tasks.harness import harness_model, scorer
 from tests.test_reference import REFERENCE
 
@@ -70,7 +70,7 @@ def test_continuations_are_those_of_tasks(loaded):
     for sites in ({}, {"block.*.ffn": jmat.Zero()}):
         values = [value for value, _ in scorer(model, tokenizer, sites=sites).continuations(pairs)]
         expected = np.concatenate(
-            scoring.choice_scores(model, tokenizer, questions, sites=sites)[0]
+            choices.choice_scores(model, tokenizer, questions, sites=sites)[0]
         )
         np.testing.assert_allclose(values, expected, rtol=1e-5)
 

@@ -19,7 +19,7 @@ from jmat.capture.activations import capture
 from jmat.data.examples import Examples, Split, load_examples, save_examples
 from jmat.maps.files import read_maps
 from jmat.models.sites import stream_sites
-from jmat.runtime import hosts
+from jmat.runtime import hosts, joining
 from jmat.runtime.stopping import EXIT_TERMINATED
 from tests.scripts import ROOT, rows_of, steps
 from tests.test_reference import REFERENCE
@@ -240,12 +240,12 @@ _MEETING = """
 import sys, time
 import numpy as np
 from experiments import cli
-from jmat.runtime import hosts
+from jmat.runtime import hosts, joining
 
 port, me, alone, sys.argv[1:] = *sys.argv[1:4], []
 
 def main(argv):
-    hosts.initialize(f"localhost:{port}", 2, int(me))
+    joining.initialize(f"localhost:{port}", 2, int(me))
     hosts.gather(np.ones(3))
     print("met", flush=True)
     while True:
@@ -308,20 +308,20 @@ def test_an_address_that_cannot_serve(listens, at):
         port = taken.getsockname()[1]
         says = f"port {port} of this host cannot be used" if listens else "no such host or port"
         with pytest.raises(ValueError, match=says):
-            hosts.initialize(at.format(port), 2, 0)
+            joining.initialize(at.format(port), 2, 0)
 
 
 def test_processes_that_do_not_come_are_not_waited_for_for_ever(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(hosts.os, "_exit", codes.append)
-    with hosts._no_longer_than(0.01, "host:1234", 2):
+    with joining._no_longer_than(0.01, "host:1234", 2):
         time.sleep(0.5)
     assert codes == [1]
     assert (
         "the 2 processes have not come together in 0 seconds; was each started"
         in capsys.readouterr().err
     )
-    with hosts._no_longer_than(0.2, "host:1234", 2):
+    with joining._no_longer_than(0.2, "host:1234", 2):
         pass
     time.sleep(0.4)
     assert codes == [1]
@@ -344,7 +344,7 @@ def test_processes_that_do_not_come_are_not_waited_for_for_ever(monkeypatch, cap
 )
 def test_flags_that_do_not_go_together(given, says):
     with pytest.raises(ValueError, match=says):
-        hosts.initialize(*given)
+        joining.initialize(*given)
 
 
 def test_an_experiment_of_one_host_refuses_to_be_one_of_many():
@@ -355,8 +355,8 @@ def test_an_experiment_of_one_host_refuses_to_be_one_of_many():
 
 
 def test_a_lone_process_has_everything_to_itself():
-    hosts.initialize(None)
-    hosts.initialize("host:1234", 1, 0)
+    joining.initialize(None)
+    joining.initialize("host:1234", 1, 0)
     assert hosts.count() == 1
     assert hosts.is_first()
     assert hosts.share([1, 2, 3]) == [1, 2, 3]

@@ -20,7 +20,9 @@ from jmat.studies.linearity.rows import difference_rows, linearity_rows, resampl
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import Target, resamples
+from jmat.studies.tasks import choices
 from jmat.studies.tasks import scoring as tasks
+from jmat.studies.tasks.questions import Question
 from tests.empty import empty_model
 from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
@@ -227,9 +229,7 @@ def questions(seed):
     """Whole and per-character answers that differ."""
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "gpt2")
     rng = np.random.default_rng(12)
-    asked = [
-        tasks.Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)
-    ]
+    asked = [Question("x", ("a", "b", "c")[: 2 + k % 2], int(rng.integers(2))) for k in range(30)]
     given = rng.integers(2, size=(2, 30))
     sizes = [len(q.choices) for q in asked]
     scores = tuple(
@@ -237,8 +237,8 @@ def questions(seed):
         for kind in given
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "choice_scores", lambda *_, **__: scores)
-        rows = tasks.task_rows(empty_model(), tokenizer, "task", asked, seed=seed)
+        patch.setattr(choices, "choice_scores", lambda *_, **__: scores)
+        rows = choices.task_rows(empty_model(), tokenizer, "task", asked, seed=seed)
     right = given == np.array([q.answer for q in asked])
     assert right[0].mean() != right[1].mean()
     assert [row["metric"] for row in rows] == ["accuracy", "accuracy_norm", "chance"]

@@ -25,8 +25,9 @@ from jmat.studies.linearity.measure import measure, step_pairs
 from jmat.studies.probe.classifiers import probe_rows
 from jmat.studies.prune.measure import Sums, quality_rows
 from jmat.studies.r2 import Target, resamples
+from jmat.studies.tasks import choices
 from jmat.studies.tasks import scoring as tasks
-from jmat.studies.tasks.questions import read_task
+from jmat.studies.tasks.questions import Question, read_task
 from tests.splits import make_split
 from tests.test_reference import REFERENCE
 
@@ -117,14 +118,14 @@ def test_a_model_that_does_not_read_is_noted_wherever_predictions_are_compared(g
 
 
 def test_ties_of_choices_count_as_their_share():
-    assert tasks.best_choices(np.array([-3.0, -1.0, -1.0])).tolist() == [1, 2]
-    assert tasks.best_choices(np.array([-3.0, -1.0, -1.001])).tolist() == [1]
+    assert choices.best_choices(np.array([-3.0, -1.0, -1.0])).tolist() == [1, 2]
+    assert choices.best_choices(np.array([-3.0, -1.0, -1.001])).tolist() == [1]
 
 
 def test_equally_likely_choices_are_noted(gpt2):
     tokenizer = jmat.load(REFERENCE / "gpt2")[1]
-    questions = [tasks.Question("It returns", ("the value", "the value", "zq qq zq"), 1)] * 3
-    rows = {row["metric"]: row for row in tasks.task_rows(gpt2, tokenizer, "task", questions)}
+    questions = [Question("It returns", ("the value", "the value", "zq qq zq"), 1)] * 3
+    rows = {row["metric"]: row for row in choices.task_rows(gpt2, tokenizer, "task", questions)}
     assert rows["accuracy"]["value"] == 0.5
     assert (
         "in 3 of 3 questions the best of k choices are equally likely" in rows["accuracy"]["note"]

@@ -20,10 +20,11 @@ from jmat.maps.types import Identity, Linear
 from jmat.models.sites import stream_sites
 from jmat.report.notes import OVERFLOWS
 from jmat.runtime.digests import model_hash
-from jmat.studies.peek import Options
+from jmat.studies.peek import Options, token_texts
 from jmat.studies.peek import predictions as peeking
 from jmat.studies.peek import run as run_peek
 from jmat.studies.peek.page import number, page, percent, token_table
+from jmat.studies.peek.token_texts import TokenTexts
 from tests import scripts
 
 REFERENCE = "tests/data/reference"
@@ -103,7 +104,7 @@ def hostile():
 
 def test_causal_predictions_are_the_models_own(gpt2):
     found, model, _, split, streams, shortcuts = gpt2
-    texts = peeking.TokenTexts(gpt2[2])
+    texts = TokenTexts(gpt2[2])
     for row, sentence in enumerate(found["sentences"]):
         start, length = split.starts[row], split.lengths[row]
         full = run(model, split.tokens[None, start : start + length], keep=("logits",))[1][
@@ -128,7 +129,7 @@ def test_causal_predictions_are_the_models_own(gpt2):
 
 def test_masked_positions_are_masked_in_turn(bert):
     found, model, tokenizer, split, _, _ = bert
-    texts = peeking.TokenTexts(tokenizer)
+    texts = TokenTexts(tokenizer)
     tokens = split.tokens[: split.lengths[0]]
     assert found["layers"] == [0, 2, 3]
     for position in range(len(tokens)):
@@ -233,7 +234,7 @@ def test_what_is_no_prediction_is_shown_as_none(gpt2, tmp_path):
 
 def test_byte_level_tokens_are_named_by_their_bytes(gpt2):
     _, _, tokenizer, *_ = gpt2
-    texts = peeking.TokenTexts(tokenizer)
+    texts = TokenTexts(tokenizer)
     text = "Return the value of x[0].\n\tNaïve — 数学"
     names = [texts(token) for token in tokenizer(text)["input_ids"]]
     raw = b"".join(name.encode().decode("unicode_escape").encode("latin-1") for name in names)
@@ -245,7 +246,7 @@ def test_byte_level_tokens_are_named_by_their_bytes(gpt2):
 
 
 def test_every_byte_has_one_letter(gpt2):
-    letters = peeking._byte_letters()
+    letters = token_texts._byte_letters()
     assert sorted(letters.values()) == list(range(256))
     assert set(letters) <= set(gpt2[2].get_vocab())
 
@@ -269,7 +270,7 @@ def test_wordpiece_tokens_are_named_as_they_are(bert):
     ],
 )
 def test_visible(token, seen):
-    assert peeking.visible(token) == seen
+    assert token_texts.visible(token) == seen
 
 
 # --- results and the terminal ---------------------------------------------------------------------
@@ -309,7 +310,7 @@ def test_terminal_shows_the_last_word_or_the_mask_layers_up(gpt2, bert):
             strict=True,
         ):
             for token, _ in first["predictions"][kind][k][first["shown"]]:
-                assert peeking.visible(token) in line.split()
+                assert token_texts.visible(token) in line.split()
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -364,14 +365,14 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
         sentence = found["sentences"][int(about["data-sentence"])]
         by_layer = sentence["predictions"][about["data-map"]]
         assert [cell["text"] for cell in head[1:]] == [
-            peeking.visible(token) for token in sentence["tokens"]
+            token_texts.visible(token) for token in sentence["tokens"]
         ]
         assert [int("".join(filter(str.isdigit, row[0]["text"]))) for row in body] == found[
             "layers"
         ][::-1]
         for row, tops in zip(body, reversed(by_layer), strict=True):
             for cell, top, full in zip(row[1:], tops, by_layer[-1], strict=True):
-                assert cell["text"] == peeking.visible(top[0][0])
+                assert cell["text"] == token_texts.visible(top[0][0])
                 assert ("same" in cell.get("class", "")) == (top[0][0] == full[0][0])
                 assert cell["style"].split(";")[0] == f"--p:{np.sqrt(top[0][1]):.3f}"
                 assert cell["aria-label"].startswith(f"{cell['text']}, {percent(top[0][1])}")
@@ -379,7 +380,7 @@ def test_page_shows_every_token_and_layer_as_the_json_has_them(which, request):
     for shown, sentence in zip(data["sentences"], found["sentences"], strict=True):
         for kind, by_layer in sentence["predictions"].items():
             named = [
-                [[[peeking.visible(t), p] for t, p in top] for top in tops] for tops in by_layer
+                [[[token_texts.visible(t), p] for t, p in top] for top in tops] for tops in by_layer
             ]
             assert shown["predictions"][kind] == named
 
@@ -433,7 +434,7 @@ def test_no_token_breaks_out_and_nothing_is_loaded(hostile):
     assert len(read_back.script) == 2
     assert "x()" not in read_back.script[1]
     assert json.loads(read_back.script[0])["sentences"][0]["tokens"] == [
-        peeking.visible(token) for token in HOSTILE
+        token_texts.visible(token) for token in HOSTILE
     ]
     assert not {"link", "img", "iframe", "b2", "object"} & set(read_back.tags)
     assert not {"src", "href", "onclick", "srcset"} & {name for name, _ in read_back.attributes}

@@ -9,6 +9,7 @@ import pytest
 
 import jmat
 from jmat.data.encoding import SpecialTokens
+from jmat.studies.tasks import choices
 from jmat.studies.tasks import scoring as tasks
 from jmat.studies.tasks.questions import Question, read_task
 from tests.scripts import rows_of, run
@@ -65,12 +66,12 @@ def test_log_likelihoods_and_answers(loaded, task):
         found[:2], [by_hand(model, *pair) for pair in expected[:2]], rtol=1e-4
     )
     sizes = [len(choice) for question in questions for choice in question.choices]
-    of_questions = tasks.choice_scores(model, tokenizer, questions)
+    of_questions = choices.choice_scores(model, tokenizer, questions)
     np.testing.assert_allclose(np.concatenate(of_questions[0]), found, rtol=1e-4)
     np.testing.assert_allclose(np.concatenate(of_questions[1]), found / sizes, rtol=1e-4)
     assert [len(scores) for scores in of_questions[0]] == [2, 3]
     whole, per_character = (
-        np.concatenate([tasks.best_choices(scores) for scores in each]) for each in of_questions
+        np.concatenate([choices.best_choices(scores) for scores in each]) for each in of_questions
     )
     assert whole.tolist() == [found[:2].argmax(), found[2:].argmax()]
     assert per_character.tolist() == [(found / sizes)[:2].argmax(), (found / sizes)[2:].argmax()]
@@ -99,9 +100,9 @@ def test_a_choice_that_is_too_long_is_told_before_anything_is_computed(loaded, m
         Question("It is", ("hot", "cold"), 0),
         Question("It is", ("a", "the value " * 200), 0),
     ]
-    tasks.check_choices(model, tokenizer, questions[:1])
+    choices.check_choices(model, tokenizer, questions[:1])
     with pytest.raises(ValueError, match=r"the choice 'the value .* tokens; the model reads"):
-        tasks.check_choices(model, tokenizer, questions)
+        choices.check_choices(model, tokenizer, questions)
 
 
 def test_perplexity_counts_every_token_but_the_first_of_a_piece(loaded):
@@ -127,14 +128,14 @@ def test_what_is_cut_is_counted(loaded, caplog):
         in caplog.text
     )
     questions = [Question("It returns", ("a", "b"), 0), Question(long, ("a", "b"), 0)]
-    tasks.choice_scores(model, tokenizer, questions)
+    choices.choice_scores(model, tokenizer, questions)
     assert (
         "2 of 4 prompts with a choice are longer than 128 tokens: the prompts lost their "
         "beginnings." in caplog.text
     )
     caplog.clear()
     tasks.text_rows(model, tokenizer, "mine.txt", ["Returns the value."])
-    tasks.choice_scores(model, tokenizer, questions[:1])
+    choices.choice_scores(model, tokenizer, questions[:1])
     assert caplog.text == ""
 
 

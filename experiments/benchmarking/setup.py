@@ -11,10 +11,12 @@ from flax import nnx
 from jaxtyping import Float
 from numpy import ndarray
 
+from jmat.capture.activations import capture
 from jmat.checkpoint import load_model, save_model
 from jmat.data.examples import Split
 from jmat.models import build, config_from_hf
 from jmat.models.config import ModelConfig
+from jmat.models.sites import stream_sites
 
 # n_layer, n_embd, n_head of the published checkpoints and of the bundled one; `tiny` is for tests.
 SHAPES = {
@@ -138,3 +140,13 @@ def random_streams(count: int, config: ModelConfig, seed: int) -> list[Float[nda
         )
         streams.append(x)
     return streams
+
+
+def streams_of(bench: Bench, split: Split) -> dict[str, Float[ndarray, "N D"]]:
+    """Returns h_0 .. h_L at the examples, by site."""
+    return capture(
+        bench.model,
+        split,
+        stream_sites(bench.config.layers),
+        tokens_per_batch=bench.tokens_per_batch,
+    )

@@ -8,7 +8,6 @@ Leipzig 2020, is not there; its sentences, their numbers cut off, can be read as
 file.
 """
 
-import dataclasses
 import importlib.metadata
 import itertools
 import json
@@ -22,6 +21,7 @@ import numpy as np
 from jmat.data import Examples, load_examples, make_examples, save_examples
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import fingerprint
+from jmat.data.hub_sources import SOURCES, Source
 from jmat.runtime.annotations import Fields
 from jmat.runtime.cache import cached
 from jmat.runtime.digests import short_hash
@@ -30,57 +30,6 @@ from jmat.runtime.errors import first_line
 OpenFile = Callable[[str], Iterable[Fields]]  # address of a file → its rows
 SplitText = Callable[[str], list[str]]  # paragraph → sentences
 
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Holds the place of a corpus on the hub: `shards` parquet files with a column
-    `text`, numbered where `path` has `{}`.
-    """
-
-    about: str
-    repo: str
-    revision: str
-    path: str
-    shards: int
-    # or a "line" of WikiText, where titles begin documents and tokens stand apart
-    row_is: str = "document"
-
-    def address(self, shard: int) -> str:
-        """Returns the address of one file, as `datasets` and `fsspec` read it."""
-        return f"hf://datasets/{self.repo}@{self.revision}/{self.path.format(shard)}"
-
-
-SOURCES = {
-    "wikipedia": Source(
-        "English Wikipedia of 2023-11-01",
-        "wikimedia/wikipedia",
-        "b04c8d1ceb2f5cd4588862100d08de323dccfbaa",
-        "20231101.en/train-{:05d}-of-00041.parquet",
-        41,
-    ),
-    "wikipedia-2022": Source(
-        "English Wikipedia of 2022-03-01, as in the paper",
-        "legacy-datasets/wikipedia",
-        "97a0b052c326b45fb68593a14972d9eed884cd17",
-        "data/20220301.en/train-{:05d}-of-00041.parquet",
-        41,
-    ),
-    "cc-news": Source(
-        "English news of 2017 to 2019 from Common Crawl",
-        "vblagoje/cc_news",
-        "81eb2ce0d2a9dad6ad16b68ef750ec290880fa36",
-        "plain_text/train-{:05d}-of-00005.parquet",
-        5,
-    ),
-    "wikitext-103": Source(
-        "good and featured articles of English Wikipedia, 2016",
-        "Salesforce/wikitext",
-        "b08601e04326c79dfdd32d625aee71d232d685c3",
-        "wikitext-103-raw-v1/train-{:05d}-of-00002.parquet",
-        2,
-        row_is="line",
-    ),
-}
 
 LOADED = 100_000  # sentences, where a caller wants a corpus as a whole
 _FILES = 8  # read in turn: the articles of one file are all of one age

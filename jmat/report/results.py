@@ -10,20 +10,17 @@ import hashlib
 import html
 import json
 import math
-import os
 import pathlib
-import platform
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack, cast
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 from jmat.maps.compact import Map
 from jmat.maps.files import MAPS_FILES, MapsInfo, save_maps
 from jmat.report.drawing import Drawing
+from jmat.report.environment import environment
 from jmat.report.notes import format_notes
 from jmat.report.rows import Content, Row
 from jmat.report.saving import check_format, save_figure
@@ -34,11 +31,9 @@ from jmat.runtime.errors import NothingToDrawError, printable
 from jmat.runtime.files import save_atomically
 from jmat.runtime.json_files import read_json_object
 from jmat.runtime.replaced import discard_replaced
-from jmat.runtime.versions import package_version
 
 _HTML_TABLE = "white-space: pre; overflow-x: auto; line-height: 1.25"  # wide tables scroll
 _MOST_BYTES = 1 << 28  # of results.json
-_PACKAGES = ("jmat", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
 def ignore_message(message: str) -> None:
@@ -301,32 +296,6 @@ def read_results(out: str | pathlib.Path) -> Content:
 def _digest(rows: Sequence[Row]) -> str:
     """Returns SHA-256 of rows, whatever the layout of the file."""
     return hashlib.sha256(json.dumps(list(rows), default=str).encode()).hexdigest()
-
-
-def environment() -> Fields:
-    """Returns the versions that figures depend on, the processor, and the devices by
-    kind.
-    """
-    versions = {package: package_version(package) for package in _PACKAGES}
-    devices = Counter(device.device_kind for device in jax.devices())
-    return versions | {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu(),
-        "devices": [f"{count} x {kind}" for kind, count in devices.items()],
-    }
-
-
-def _cpu() -> str:
-    """Returns the processor's model name and number of cores."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, ValueError, StopIteration):  # not Linux, or not x86
-        model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores"
 
 
 def _plain_row(index: int, row: Row) -> Row:

@@ -284,7 +284,7 @@ CHANGES = [
         "test_wiring_models.py test_kept.py test_counts.py test_wiring_rest.py test_experiments.py",
     ),
     Change(
-        "jmat/report/results.py",
+        "jmat/report/environment.py",
         '"devices": [f"{count} x {kind}" for kind, count in devices.items()],',
         '"devices": [f"1 x {kind}" for kind, count in devices.items()],',
         "the environment says one device of each kind",

@@ -249,7 +249,7 @@ CHANGES = [
         "test_intervals.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "bootstrap_mean(np.array(hits), seed=seed)",
         "bootstrap_mean(np.array(hits))",
         "task_rows: the seed does nothing",
@@ -872,14 +872,14 @@ CHANGES = [
     ),
     # --- tasks, probe, training -------------------------------------------------------------------
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "np.split(scores, ends), np.split(scores / sizes, ends)",
         "np.split(scores, ends), np.split(scores, ends)",
         "accuracy_norm is accuracy",
         "test_tasks.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         (
             "        hits = [\n"
             "            float(q.answer in chosen) / len(chosen)\n"
@@ -894,7 +894,7 @@ CHANGES = [
         "test_notes.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "sizes = np.array([len(choice.strip()) for q",
         "sizes = np.array([len(choice.split()) for q",
         "accuracy_norm: per word",
@@ -908,7 +908,7 @@ CHANGES = [
         "test_tasks.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "chance = float(np.mean([1 / len(q.choices) for q in questions]))",
         "chance = float(1 / np.mean([len(q.choices) for q in questions]))",
         "chance: one over the mean number of choices",

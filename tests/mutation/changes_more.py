@@ -109,7 +109,7 @@ CHANGES = [
         "test_results.py test_experiments.py test_wiring_jumps.py",
     ),
     Change(
-        "jmat/report/results.py",
+        "jmat/report/environment.py",
         '"cpu": _cpu(),',
         '"cpu": "",',
         "results.json does not record the processor",

@@ -620,7 +620,7 @@ CHANGES = [
         _MEASURES,
     ),
     Change(
-        "experiments/benchmarking/passes.py",
+        "experiments/benchmarking/papers.py",
         '(shared + best["jmat"]) / (shared + best["one"])',
         '(shared + best["one"]) / (shared + best["jmat"])',
         "ratio of 35 lambdas upside down",

@@ -674,7 +674,7 @@ _SECOND = [
         _PARTS,
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "np.array([len(choice.strip()) for q",
         "np.array([len(choice.strip().split()) for q",
         "accuracy_norm is per word",
@@ -931,7 +931,7 @@ _THIRD = [
         "test_tasks.py test_wiring_models.py",
     ),
     Change(
-        "jmat/studies/tasks/scoring.py",
+        "jmat/studies/tasks/choices.py",
         "scores >= scores.max() - 1e-6 * abs(scores.max())",
         "scores >= scores.max() - 1e-2 * abs(scores.max())",
         "choices that differ by a hundredth count as tied",

@@ -20,7 +20,8 @@ from jmat.maps.kinds import AFFINE, parse_kinds
 from jmat.models.cache import check_causal
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
-from jmat.report.results import Results, environment
+from jmat.report.environment import environment
+from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
 from jmat.runtime.annotations import Keywords

@@ -21,10 +21,11 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer
 from jmat.models.sites import Site, stream_sites
 from jmat.report.drawing import Drawing, titled
+from jmat.report.environment import environment
 from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
-from jmat.report.results import Results, environment
+from jmat.report.results import Results
 from jmat.report.rows import Content, Row
 from jmat.report.tables import format_table
 from jmat.runtime import hosts

@@ -13,7 +13,8 @@ from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
-from jmat.report.results import Results, environment, ignore_message
+from jmat.report.environment import environment
+from jmat.report.results import Results, ignore_message
 from jmat.runtime.annotations import Fields, JsonObject, Keywords
 from jmat.runtime.files import save_atomically
 from jmat.runtime.replaced import discard_replaced

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from jmat.report.names import readable
 from jmat.studies.peek.measures import MEASURES
-from jmat.studies.peek.predictions import NOTHING, Peek, Sentence, Top, agrees, visible
+from jmat.studies.peek.predictions import Peek, Sentence, agrees
+from jmat.studies.peek.token_texts import NOTHING, Top, visible
 
 _ABOUT = {
     "id": "the layer's stream, read directly",

@@ -5,17 +5,15 @@ A `Peek` is plain data, as JSON has it. Letters: T tokens of a sentence, N posit
 all sentences, K top tokens.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import rich.box
 import rich.console
 import rich.table
 import rich.text
-import tokenizers.decoders
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.data import Split
@@ -25,7 +23,6 @@ from jmat.data.encoding import (
     encode,
     special_id,
     special_tokens,
-    token_name,
 )
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
@@ -33,12 +30,8 @@ from jmat.models.sites import Site
 from jmat.report.notes import OVERFLOWS, with_note
 from jmat.report.rows import Row
 from jmat.studies.peek.measures import MEASURES, Reading, read_layers
+from jmat.studies.peek.token_texts import TokenTexts, Top, rounded, visible
 
-# The K most probable tokens, most probable first: [token, probability]; [NOTHING, None] where there
-# are none.
-Top = list[list[Any]]
-
-NOTHING = "—"  # where a reading is no distribution: NaN or infinity in its logits
 _LONG = 10_000  # tokens of a sentence that are counted, for the error
 
 
@@ -188,18 +181,11 @@ def _values(by_layer: Sequence[Reading], positions: ndarray) -> dict[str, list[l
     """Returns measures at some positions, to four digits."""
     return {
         name: [
-            [_rounded(value, 4) for value in reading.measures[name][positions].tolist()]
+            [rounded(value, 4) for value in reading.measures[name][positions].tolist()]
             for reading in by_layer
         ]
         for name in MEASURES
     }
-
-
-def _rounded(value: float, digits: int) -> float | None:
-    """Returns a value to some digits; None where it is not finite, since JSON has no
-    such numbers.
-    """
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def agrees(top: Top, full: Top) -> bool | None:
@@ -216,79 +202,6 @@ def _shown(tokens: Int[ndarray, " T"], tokenizer: KnowsSpecialTokens) -> int:
     masks = np.flatnonzero(tokens == (-1 if mask is None else mask))
     words = np.flatnonzero(~np.isin(tokens, tokenizer.all_special_ids))
     return int(masks[0] if len(masks) else words[-1] if len(words) else len(tokens) - 1)
-
-
-# --------------------------------------------------------------------------------------------------
-# Tokens as text
-
-
-class TokenTexts:
-    """Names tokens: ` the` for GPT-2's `Ġthe`, `\\xe2` for a byte that alone is no
-    text, `##ing` as BERT has it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._special = set(tokenizer.all_special_ids)
-        self._bytes = _byte_letters() if _is_byte_level(tokenizer) else None
-        self._known: dict[int, str] = {}
-
-    def __call__(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._name(token)
-        return self._known[token]
-
-    def top(
-        self, ids: Int[Array | ndarray, " K"], probabilities: Float[Array | ndarray, " K"]
-    ) -> Top:
-        """Returns tokens with their probabilities, to six digits."""
-        shares = [_rounded(p, 6) for p in probabilities.tolist()]
-        return [
-            [NOTHING if share is None else self(token), share]
-            for token, share in zip(ids.tolist(), shares, strict=True)
-        ]
-
-    def _name(self, token: int) -> str:
-        piece = token_name(token, self._tokenizer)
-        if not piece:  # the embedding has more rows than the tokenizer has tokens
-            return f"[token {token}]"
-        if token in self._special:
-            return piece
-        if self._bytes is not None and all(letter in self._bytes for letter in piece):
-            return bytes(self._bytes[letter] for letter in piece).decode(
-                "utf-8", "backslashreplace"
-            )
-        return piece.replace("▁", " ")  # SentencePiece's space
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)  # of a fast tokenizer
-    return isinstance(getattr(backend, "decoder", None), tokenizers.decoders.ByteLevel)
-
-
-def _byte_letters() -> dict[str, int]:
-    """Returns GPT-2's letter for each byte: itself where that is visible in Latin-1,
-    else the next free one from U+0100 on.
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + n): byte for n, byte in enumerate(hidden)
-    }
-
-
-_SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
-
-
-def visible(token: str) -> str:
-    """Returns a token as people can see it: signs for spaces and ends of lines, escapes
-    for what has no glyph.
-    """
-    letters = (
-        _SIGNS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
-        for c in token
-    )
-    return "".join(letters) or "(empty)"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import model_hash
 from jmat.runtime.mesh import usual_batch
 from jmat.studies.settings import Say, Settings
+from jmat.studies.tasks.choices import check_choices, task_rows
 from jmat.studies.tasks.questions import Question
-from jmat.studies.tasks.scoring import check_causal, check_choices, task_rows, text_rows
+from jmat.studies.tasks.scoring import check_causal, text_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
