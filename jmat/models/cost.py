@@ -175,11 +175,18 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def statistics_bytes(config: ModelConfig, targets: str) -> int:
+    """Returns the bytes of the `Moments` of all layers with the `final` one, or with
+    `all` later ones.
+    """
+    L = config.layers
+    return moments_bytes(config.width, L, pair_count(config, targets), L + 1)
+
+
+def moments_bytes(width: int, sources: int, pairs: int, sites: int) -> int:
     """Returns the bytes of `Moments`, float64: a D × D matrix for every source and
     pair, three vectors and a count a site.
     """
-    D, L = config.width, config.layers
-    return 8 * (D**2 * (L + pair_count(config, targets)) + (3 * D + 1) * (L + 1))
+    return 8 * (width**2 * (sources + pairs) + (3 * width + 1) * sites)
 
 
 def batch_bytes(

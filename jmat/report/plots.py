@@ -111,27 +111,32 @@ def _layer_panel(
     return Panel(fill, keys, scale="share" if is_share(metric) else "")
 
 
-def plot_layer_pairs(results: Content, *, metric: str = "r2", **drawing: Unpack[Drawing]) -> Figure:
+def plot_layer_pairs(
+    results: Content,
+    *,
+    metric: str = "r2",
+    maps: Sequence[str] = ("mat", "id"),
+    **drawing: Unpack[Drawing],
+) -> Figure:
     """Draws a heat map a map: source layer i down, target j across, a metric in colour
     and, if it fits, in digits.
 
-    The panels are called `mat` and `id`.
+    The panels are called as the maps.
 
     Args:
       results: what results.json holds.
       metric: what is drawn, `r2` or a share.
+      maps: names of the maps that are drawn, in this order.
       drawing: see `Drawing`.
 
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    rows = [
-        row for row in results["rows"] if row["metric"] == metric and row["map"] in ("mat", "id")
-    ]
+    rows = [row for row in results["rows"] if row["metric"] == metric and row["map"] in maps]
     rows = [row for row in rows if row["value"] is not None and row["layer"] < row["target"]]
     if not rows:
-        raise NothingToDrawError(f"no rows of {metric} for mat or id: nothing to draw")
-    names = [name for name in ("mat", "id") if any(row["map"] == name for row in rows)]
+        raise NothingToDrawError(f"no rows of {metric} for {' or '.join(maps)}: nothing to draw")
+    names = [name for name in maps if any(row["map"] == name for row in rows)]
     L = max(row["target"] for row in rows)
     grids = {name: np.full((L, L), np.nan) for name in names}
     for row in rows:

@@ -4,14 +4,14 @@ for it.
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from jmat.capture.moments import Moments
+from jmat.capture.moments import Moments, Pair
 from jmat.capture.snapshots import Snapshots
 from jmat.capture.stream import all_positions, packed_batches, sampled_positions, stream_moments
 from jmat.checkpoint import parameters
@@ -22,7 +22,7 @@ from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
 from jmat.maps.least_squares import Solution
 from jmat.maps.plain import SOLVERS
 from jmat.maps.types import Linear
-from jmat.models.cost import statistics_bytes
+from jmat.models.cost import moments_bytes
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 from jmat.runtime import hosts
@@ -182,32 +182,41 @@ def fit_layers(
         "intercept": settings.intercept,
         "progress": subject.bar("fit"),
     }
-    statistics = read_statistics(subject, settings, targets)
+    L = subject.model.config.layers
+    statistics = read_statistics(subject, settings, jump_pairs(L, targets=targets))
     if isinstance(statistics, Moments):
-        maps, solutions = fit_jumps_to_moments(statistics, subject.model.config.layers, **fitting)
+        maps, solutions = fit_jumps_to_moments(statistics, L, **fitting)
     else:
-        maps, solutions = fit_jumps(statistics, solver=settings.solver, **fitting)
+        streams = [statistics[site] for site in stream_sites(L)]
+        maps, solutions = fit_jumps(streams, solver=settings.solver, **fitting)
     announce_ranks(subject, solutions)
     return maps, solutions[0].n
 
 
 def read_statistics(
-    subject: Subject, settings: FitSettings, targets: str
-) -> Moments | list[Float[ndarray, "N D"]]:
-    """Returns the streams h_0 .. h_L at the tokens to fit on, or the moments of their
-    pairs, as the route has it. All hosts take part.
+    subject: Subject, settings: FitSettings, pairs: Sequence[Pair]
+) -> Moments | dict[str, Float[ndarray, "N _"]]:
+    """Returns the activations of all sites of the pairs at the tokens to fit on, or the
+    moments of the pairs, as the route has it. All hosts take part.
+
+    Streams are read all together, as other studies read them.
     """
-    L, split = subject.model.config.layers, as_read(subject, settings.fit_tokens).fit
-    if _route(subject, settings, targets) == "streaming":
+    if _route(subject, settings, pairs) == "streaming":
+        split = as_read(subject, settings.fit_tokens).fit
         batches = sentence_batches(subject, split, settings.fit_tokens, settings)
         bar, kept = subject.bar("read fit"), snapshots(subject, settings)
-        return stream_moments(
-            subject.model, batches, jump_pairs(L, targets=targets), snapshots=kept, progress=bar
-        )
-    split = fit_split(subject, settings)
-    return list(
-        subject.capture(split, stream_sites(L), progress=subject.bar("capture fit")).values()
+        return stream_moments(subject.model, batches, pairs, snapshots=kept, progress=bar)
+    return subject.capture(
+        fit_split(subject, settings),
+        _sites(pairs, subject.model.config.layers),
+        progress=subject.bar("capture fit"),
     )
+
+
+def _sites(pairs: Sequence[Pair], layers: int) -> tuple[str, ...]:
+    """Returns the sites of pairs, each once; all streams where there is one."""
+    sites, streams = dict.fromkeys(site for pair in pairs for site in pair), stream_sites(layers)
+    return tuple(dict.fromkeys((*streams, *sites))) if sites.keys() & set(streams) else (*sites,)
 
 
 def fit_split(subject: Subject, settings: FitSettings) -> Split:
@@ -227,7 +236,7 @@ def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
             subject.announce(f"layer {layer}: {solution.describe()}")
 
 
-def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
+def _route(subject: Subject, settings: FitSettings, pairs: Sequence[Pair]) -> str:
     """Returns the route of the settings, or for `auto` the better one, and prints it
     with the reason.
     """
@@ -242,9 +251,11 @@ def _route(subject: Subject, settings: FitSettings, targets: str) -> str:
         count = split.num_examples
     else:
         count = int(np.count_nonzero(tokens_read(subject, split, "all", settings)))
-    activations = memory_of_activations(count, config.width, config.layers)
+    sites = len(_sites(pairs, config.layers))
+    activations = memory_of_activations(count, config.width, sites - 1)
     # every device has sums of its own
-    moments = jax.local_device_count() * statistics_bytes(config, targets)
+    sources = len({source for source, _ in pairs})
+    moments = jax.local_device_count() * moments_bytes(config.width, sources, len(pairs), sites)
     route, why = choose_route(activations, moments)
     subject.announce(f"route {route}: {why}")
     return route

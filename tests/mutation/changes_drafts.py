@@ -170,14 +170,14 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/then_run.py",
-        "for jump in (linear, Identity())",
-        "for jump in (Identity(), linear)",
+        '(("mat", maps[i, j]), ("id", Identity()))',
+        '(("id", maps[i, j]), ("mat", Identity()))',
         "mat and id are swapped",
         _JUMPS,
     ),
     Change(
         "jmat/studies/then_run.py",
-        "run_from(placed, jump(streams[i]), j, {}, batch)",
+        "run_from(placed, jump(streams[i]), end, {}, batch)",
         "run_from(placed, jump(streams[i]), i, {}, batch)",
         "the blocks behind the source run, too",
         _JUMPS,

@@ -457,8 +457,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/fitting.py",
-        "activations = memory_of_activations(count, config.width, config.layers)",
-        "activations = memory_of_activations(split.num_examples, config.width, config.layers)",
+        "activations = memory_of_activations(count, config.width, sites - 1)",
+        "activations = memory_of_activations(split.num_examples, config.width, sites - 1)",
         "the route is chosen by the sampled positions always",
         "test_wiring_jumps.py test_kept.py test_counts.py test_routes.py",
     ),

@@ -152,8 +152,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/map_zoo/fits.py",
-        "fit_kind(kind, later if kind.entry.sums_future else pair)",
-        "fit_kind(kind, later)",
+        "            elif kind.entry.sums_future:",
+        "            elif future:",
         "all kinds of a zoo with future_sum are fitted to sums",
         _FUTURE,
     ),

@@ -1251,8 +1251,8 @@ CHANGES = [
     ),
     Change(
         "jmat/models/cost.py",
-        "return 8 * (D**2 * (L + pair_count",
-        "return 4 * (D**2 * (L + pair_count",
+        "return 8 * (width**2 * (sources + pairs)",
+        "return 4 * (width**2 * (sources + pairs)",
         "statistics_bytes: four bytes a number",
         "test_numbers_on_paper.py",
     ),

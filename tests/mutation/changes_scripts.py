@@ -120,8 +120,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/fitting.py",
-        "subject.model.config.layers, as_read(subject, settings.fit_tokens).fit",
-        'subject.model.config.layers, as_read(subject, "sampled").fit',
+        "        split = as_read(subject, settings.fit_tokens).fit\n        batches",
+        '        split = as_read(subject, "sampled").fit\n        batches',
         "--fit_tokens does nothing",
         _JUMPS,
     ),

@@ -156,9 +156,9 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/fitting.py",
-        "moments = jax.local_device_count() * statistics_bytes(config, targets)",
-        'moments = jax.local_device_count() * statistics_bytes(config, "all")',
-        "the route is chosen as if maps led to all layers",
+        "moments = jax.local_device_count() * moments_bytes(config.width, sources, len(pairs), sites)",
+        "moments = jax.local_device_count() * moments_bytes(config.width, sources, 9 * len(pairs), sites)",
+        "the route is chosen as if there were more pairs",
         _JUMPS,
     ),
     Change(

@@ -11,6 +11,8 @@ _KINDS, _FILES, _LENS, _ZOO = (
     "test_map_zoo.py",
 )
 
+_PAIRS = "test_map_zoo_jumps.py"
+
 CHANGES = [
     Change(
         "jmat/maps/closed_forms.py",
@@ -162,8 +164,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/map_zoo/rows.py",
-        "difference(m): mean[kind][m] - mean[MAT][m]",
-        "difference(m): mean[MAT][m] - mean[kind][m]",
+        "difference(m): own[m] - kinds[MAT][m]",
+        "difference(m): kinds[MAT][m] - own[m]",
         "map_zoo: differences from mat have the wrong sign",
         _ZOO,
     ),
@@ -176,8 +178,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/map_zoo/rows.py",
-        "distinct = {id(stand_in): stand_in for (name, _), stand_in in maps.items() if name == kind}",
-        "distinct = {layer: stand_in for (name, layer), stand_in in maps.items() if name == kind}",
+        "distinct = {id(maps[kind, jump]): maps[kind, jump] for jump in group}",
+        "distinct = {jump: maps[kind, jump] for jump in group}",
         "map_zoo: one map for all layers is counted for each",
         _ZOO,
     ),
@@ -190,7 +192,7 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/map_zoo/fits.py",
-        "together = [pooled([*together, moments])] if pool else [moments]",
+        "together = [pooled([*together, moments])] if pool else []",
         "together = [moments]",
         "map_zoo: one_jump is fitted to the last layer alone",
         _ZOO,
@@ -201,5 +203,40 @@ CHANGES = [
         "float(split.lengths[split.rows].mean())",
         "map_zoo: a causal model's block looks at tokens to come",
         _ZOO,
+    ),
+    Change(
+        "jmat/studies/map_zoo/rows.py",
+        "change = changes[jump].r2(predicted - source)",
+        "change = changes[jump].r2(predicted)",
+        "map_zoo: linearity without the residual is of the target",
+        _PAIRS,
+    ),
+    Change(
+        "jmat/studies/map_zoo/predictions.py",
+        "rows += [{**row, **jump.label} for row in found]",
+        "rows += found",
+        "map_zoo: rows of predictions do not name the part",
+        _PAIRS,
+    ),
+    Change(
+        "jmat/studies/map_zoo/jumps.py",
+        'return self._part or {"target": self.end}',
+        "return self._part or {}",
+        "map_zoo: means mix maps to several layers",
+        _PAIRS,
+    ),
+    Change(
+        "jmat/studies/map_zoo/fits.py",
+        "                fitted |= dict.fromkeys([(kind, each) for each in last[jump]], one_map)\n            together = []",
+        "                fitted |= dict.fromkeys([(kind, each) for each in last[jump]], one_map)",
+        "map_zoo: one map for all layers counts the pairs of other targets",
+        _PAIRS,
+    ),
+    Change(
+        "jmat/studies/then_run.py",
+        "run_from(placed, streams[end], end, {site: jump}, batch)",
+        "run_from(placed, streams[end], end, {}, batch)",
+        "map_zoo: maps of parts do not stand in",
+        _PAIRS,
     ),
 ]

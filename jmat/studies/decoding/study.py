@@ -44,6 +44,7 @@ from jmat.studies.decoding.rows import (
 from jmat.studies.fitting import read_statistics
 from jmat.studies.kind_settings import KindSettings, routed
 from jmat.studies.map_zoo.fits import check_fitted_here, fit_zoo
+from jmat.studies.map_zoo.jumps import stream_jumps
 from jmat.studies.settings import Say, read_subject, report
 
 FIGURE, TEXTS = "decoding.png", "decoding.json"
@@ -168,11 +169,14 @@ def run(
         ids = prompt_ids(prompts, tokenizer, model.config)
     check_lengths(ids, options.new_tokens, model.config)
     options = routed(options)
-    statistics = read_statistics(subject, options, "final")
-    fits = fit_zoo(model, statistics, kinds, layers, seed=options.seed, progress=subject.bar("fit"))
+    L = model.config.layers
+    jumps = stream_jumps(L, layers, [L])
+    statistics = read_statistics(subject, options, [(jump.source, jump.target) for jump in jumps])
+    fits = fit_zoo(model, statistics, kinds, jumps, seed=options.seed, progress=subject.bar("fit"))
+    maps = {(kind, jump.layer): stand_in for (kind, jump), stand_in in fits.maps.items()}
     del statistics
     lengths = [int(length) for length in options.draft_lengths]
-    methods = [plain_method(), *draft_methods(fits.maps, layers, lengths)]
+    methods = [plain_method(), *draft_methods(maps, layers, lengths)]
     shared: Keywords = {
         "tokenizer": tokenizer,
         "max_new_tokens": options.new_tokens,
@@ -184,13 +188,12 @@ def run(
     written = write_all(model, ids, methods, turns=options.turns, options=shared, progress=bar)
     rows = method_rows(methods, written, seed=options.seed)
     digest = short_hash(*(f"{len(row)} ".encode() + row.tobytes() for row in ids))
-    L = model.config.layers
     return report(
         "decoding",
         subject,
         options,
         rows,
-        maps={f"{kind}.{layer}.{L}": stand_in for (kind, layer), stand_in in fits.maps.items()},
+        maps={jump.map_name(kind): stand_in for (kind, jump), stand_in in fits.maps.items()},
         n=fits.n,
         text={**subject.text, "prompts": digest},
         tables=table,

@@ -10,27 +10,61 @@ from matplotlib.lines import Line2D
 from jmat.maps.kinds import AFFINE, IDENTITY, MAT
 from jmat.report.axes import perplexity_axis
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, titled
-from jmat.report.names import metric_name, model_name, readable
-from jmat.report.plots import map_looks, plot_by_layer
+from jmat.report.names import PARTS, metric_name, model_name, readable
+from jmat.report.plots import map_looks, plot_by_layer, plot_layer_pairs
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.map_zoo.rows import front
+from jmat.studies.map_zoo.rows import LINEARITY, front, of_kinds
 
 BY_LAYER = ("kl", "precision@1", "r2")
+BY_BLOCK = ("r2", *LINEARITY)  # of maps that nothing is predicted from
 _ALWAYS = (IDENTITY, MAT, AFFINE)
 
 
 def plot_layers(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws KL, precision@1 and r2 by layer: of `id`, `mat`, `affine`, and of the kinds
-    that no other beats in both bytes and KL.
+    that no other beats in both bytes and KL. Of maps to several layers, those to the
+    last of these are drawn.
 
-    The panels are called as the metrics.
+    Where there are no predictions, it draws r2 and both linearities, of all kinds. The
+    panels are called as the metrics.
     """
-    kinds = {*_ALWAYS, *front(results["rows"])}
-    shown: Content = {**results, "rows": [row for row in results["rows"] if row["map"] in kinds]}
+    best = front(results["rows"])
+    last = max((row["target"] for row in results["rows"] if "site" not in row), default=None)
+    rows = [
+        row
+        for row in results["rows"]
+        if (not best or row["map"] in {*_ALWAYS, *best})
+        and ("site" in row or row["target"] == last)
+    ]
+    shown: Content = {**results, "rows": rows}
     return plot_by_layer(
-        shown, BY_LAYER, **titled(drawing, f"{model_name(results)}: kinds of maps")
+        shown,
+        BY_LAYER if best else BY_BLOCK,
+        **titled(drawing, f"{model_name(results)}: kinds of maps{_of_part(rows)}"),
     )
+
+
+def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws heat maps of r2 of every pair of layers: of `id`, `mat`, `affine`, and of the
+    kinds that no other beats in both bytes and KL.
+
+    The panels are called as the kinds.
+    """
+    present = {row["map"] for row in results["rows"]}
+    kinds = [kind for kind in dict.fromkeys((*_ALWAYS, *front(results["rows"]))) if kind in present]
+    title = f"{model_name(results)}: $R^2$ of layer $j$ from layer $i$"
+    return plot_layer_pairs(
+        {**results, "rows": [row for row in results["rows"] if "layer" in row]},
+        maps=kinds or sorted(present),
+        **titled(drawing, title),
+    )
+
+
+def _of_part(rows: Sequence[Row]) -> str:
+    """Returns the words for the part that maps stand in for; none for streams."""
+    part = next((row["site"] for row in rows if "site" in row), None)
+    return "" if part is None else f" for {readable(part, PARTS)}"
 
 
 def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -42,7 +76,7 @@ def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    rows = [row for row in results["rows"] if "layer" not in row and row["value"] is not None]
+    rows = [row for row in of_kinds(results["rows"]) if row["value"] is not None]
     held = {row["map"]: row["value"] for row in rows if row["metric"] == "bytes"}
     kl = {
         row["map"]: row

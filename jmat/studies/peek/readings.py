@@ -16,8 +16,10 @@ from jmat.maps.sharing import load_maps
 from jmat.maps.types import Identity
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
+from jmat.models.sites import stream_sites
 from jmat.studies.fitting import announce_ranks
 from jmat.studies.map_zoo.fits import check_fitted_here, fit_zoo
+from jmat.studies.map_zoo.jumps import stream_jumps
 from jmat.studies.settings import Say, Settings, read_subject
 
 Readings = dict[str, dict[int, Map]]  # kind → layer → map to the final layer
@@ -124,9 +126,10 @@ def fitted_maps(
         announce_ranks(subject, solutions)
         found[MAT] = {layer: linear for (layer, _), linear in maps.items() if layer in sources}
     if others := [parse_kind(kind) for kind in chosen if kind not in found]:
-        fits = fit_zoo(
-            model, streams, others, sources, seed=options.seed, progress=subject.bar("fit")
-        )
-        for (kind, layer), stand_in in fits.maps.items():
-            found.setdefault(kind, {})[layer] = stand_in
+        L = model.config.layers
+        acts = dict(zip(stream_sites(L), streams, strict=True))
+        jumps = stream_jumps(L, sources, [L])
+        fits = fit_zoo(model, acts, others, jumps, seed=options.seed, progress=subject.bar("fit"))
+        for (kind, jump), stand_in in fits.maps.items():
+            found.setdefault(kind, {})[jump.layer] = stand_in
     return {kind: found[kind] for kind in dict.fromkeys(chosen)}, text
