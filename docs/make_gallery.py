@@ -30,7 +30,7 @@ from jmat.studies.submodules import study as submodules
 
 DOCS = pathlib.Path(__file__).parent
 PAGE, IMAGES = DOCS / "gallery.md", DOCS / "images"
-_DOTS = 100  # an inch
+_DOTS = 200  # an inch
 _SIZE = "--num_fit=600 --num_eval=120"
 _STUDY = "runs/regularizer_study"
 Plot = Callable[..., Figure]
@@ -81,7 +81,10 @@ def _regularizers(results: dict[str, Any], **drawing: Any) -> Figure:
 
 _JUMP = f"python -m experiments.layer_jump --model=gpt2-docs {_SIZE} --out=runs/small-gpt2-docs"
 _LINEARITY = f"python -m experiments.linearity {_SIZE} --all_pairs --out=runs/linearity"
-_CROSS = f"python -m experiments.cross_corpus {_SIZE} --corpora=docs,upper.txt --out=runs/cross"
+_CROSS = (
+    f"python -m experiments.cross_corpus {_SIZE} --corpora=docs,upper.txt --sizes=300,400,600 "
+    "--out=runs/cross"
+)
 _TRAIN = (
     "--layers=4 --width=96 --heads=4 --steps=160 --warmup_steps=20 --keep_every=40 "
     "--eval_sentences=200"
@@ -114,7 +117,9 @@ ENTRIES = (
         "two_models",
         "Two models side by side",
         "Any figure of two runs has a column for each run and one scale in each row. In Python: "
-        '`compare([first, second], panels=["precision@1", "surprisal"])` from `jmat.report.plots`.',
+        '`compare([first, second], layer_jump.plot, panels=["precision@1", "surprisal"])`, where '
+        "`compare` is of `jmat.report.compare`, `layer_jump` of `jmat.studies`, and `first` is "
+        '`jmat.read_results("runs/small-gpt2-docs")`.',
         [_JUMP, _JUMP.replace("gpt2-docs", "bert-docs")],
         ["small-gpt2-docs", "small-bert-docs"],
         layer_jump.plot,
@@ -136,7 +141,8 @@ ENTRIES = (
         "early_exit",
         "What an early exit saves",
         "The model stops as soon as a guess is sure enough; each point is a threshold. The dotted "
-        "lines stop at a fixed layer. FLOPs include what the checks cost, so that they can exceed "
+        "lines stop at a fixed layer. The cheap check (dashed) looks at every second layer, and at "
+        "512 words of the head. FLOPs include what the checks cost, so that they can exceed "
         "those of the full pass.",
         [f"python -m experiments.early_exit {_SIZE} --timing_examples=0 --out=runs/early_exit"],
         ["early_exit"],
@@ -156,8 +162,9 @@ ENTRIES = (
     Entry(
         "probe",
         "What a classifier reads at a layer",
-        "Accuracy of a linear classifier on the stream, beside that of always saying the most "
-        "frequent label.",
+        "Accuracy of a linear classifier of the stream at a token. It says of the next token whether "
+        "it begins a word, goes on with one, is a number or punctuation, or ends the text. Beside "
+        "it stands that of always saying the most frequent of these.",
         [f"python -m experiments.probe {_SIZE} --out=runs/probe"],
         ["probe"],
         probe.plot,
@@ -201,8 +208,8 @@ ENTRIES = (
     Entry(
         "errors",
         "How the error is spread over tokens",
-        "A column a layer: the share of tokens by the squared error of their step. 1 is the mean "
-        "squared distance of the target from its mean.",
+        "A column a layer: the share of tokens by the squared error of their step. 1 is the "
+        "variance of the target: its mean squared distance from its mean.",
         [_LINEARITY],
         ["linearity"],
         linearity.plot_errors,
@@ -223,7 +230,7 @@ ENTRIES = (
         "corpora",
         "Whether maps travel to other text",
         "Maps are fitted on the text on the left and evaluated on the text below. Here `upper.txt` "
-        "holds sentences in capitals, one a line.",
+        "holds 3,000 sentences of `jmat.data.corpus.docs_sentences()` in capitals, one a line.",
         [_CROSS],
         ["cross"],
         corpora.plot_pairs,
@@ -279,7 +286,7 @@ Here they are as wide as a page of a paper, or as one of its two columns.
 look at what the figures show, and not at the numbers.
 
 Every experiment takes `--figure_width=column` (3.25 inches), `page` (6.75) or a number of inches,
-and `--figure_format=png`, `pdf` or `svg`. Type is at least 7 points at the printed width.
+and `--figure_format=png`, `pdf` or `svg`; without them figures are as wide as suits a screen. Type is at least 7 points at the printed width.
 In Python, `results.plot(width="column", title="")` returns a matplotlib figure,
 `results.plot(panel="precision@1", ax=axes[0])` draws one panel into axes of yours,
 and `results.save("folder", figure_format="pdf", width="column")` writes all of a study's figures.

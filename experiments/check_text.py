@@ -27,9 +27,15 @@ def main(argv: list[str]) -> None:
     text_flags.check_text_flags()
     source = FLAGS.examples or FLAGS.corpus
     if text_flags.is_prepared(source):
-        load_examples(source)
+        examples = load_examples(source)
+        counts = examples.fit.num_examples, examples.eval.num_examples
     elif named_corpus(source) not in hub_corpora.SOURCES:
-        text_flags.draw_sentences(source)
+        fit, held_out = text_flags.draw_sentences(source)
+        counts = len(fit), len(held_out)
+    else:
+        print(f"{source} is on the hub: its sentences are counted when the experiment runs")
+        return
+    print(f"{source} will do: {counts[0]} sentences to fit on, {counts[1]} to evaluate on")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Prints what a script has to say: errors in one sentence, progress on standard error."""
 
 import contextlib
+import difflib
 import logging
 import pathlib
 import re
@@ -185,7 +186,23 @@ def run(main: Callable[[list[str]], None]) -> None:
             return
         end_with_parent()
         with lasting_interrupts():
-            app.run(guarded)
+            app.run(guarded, flags_parser=_parsed)
+
+
+def _parsed(arguments: Sequence[str]) -> list[str]:
+    """Sets the flags, and returns the other arguments. Ends with a sentence where a flag
+    is unknown, or has a value that it cannot have.
+    """
+    try:
+        return flags.FLAGS(arguments)
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, flags.FLAGS, n=2)
+        hint = f" Did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
+        message = f"there is no flag --{error.flagname}.{hint} --help lists all flags."
+    except flags.Error as error:
+        message = sentence(error)
+    print(printable(f"error: {message}", lines=False), file=sys.stderr)
+    sys.exit(1)
 
 
 def own_flags(module: str | None = None) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def test_little_is_padding():
 
 
 def test_text_longer_than_the_positions_is_refused_at_once():
-    with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
+    with pytest.raises(
+        ValueError, match="sentence 1 has 12 tokens, and the model reads 8 at most: cut texts"
+    ):
         padded_batches(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)
 
 
@@ -152,5 +154,7 @@ def test_packed_rows_are_nearly_full_and_of_few_shapes():
     # many examples a row would make room in all rows
     tiny = packed(make_split([1] * 500), cut_after_position=False)
     assert max(batch.examples.shape[1] for batch in tiny) == 16
-    with pytest.raises(ValueError, match="sentence 1 has 12 tokens, the model only 8 positions"):
+    with pytest.raises(
+        ValueError, match="sentence 1 has 12 tokens, and the model reads 8 at most: cut texts"
+    ):
         packed(make_split([4, 12, 8], [0, 0, 0]), cut_after_position=True, max_length=8)

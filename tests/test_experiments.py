@@ -299,7 +299,7 @@ OWN = {
         ("--pretrain=--flagfile=nowhere", "--pretrain=--flagfile=nowhere does not read as flags: "),
         (
             "--pretrain=--layer=3",
-            "pretrain does not take --layer=3: FATAL Flags parsing error: Unknown command line",
+            "pretrain does not take --layer=3: there is no flag --layer. Did you mean ",
         ),
         pytest.param(
             "--measure=--corpus=tests/data/docstrings.txt --num_fit=999999",

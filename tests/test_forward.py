@@ -354,7 +354,7 @@ POSITIONS = np.tile(np.arange(6), (3, 1))
         (
             TOKENS,
             {"positions": POSITIONS + 11},
-            r"position 16 at \(0, 5\) is outside the model's range 0 .. 15",
+            r"row 0 reaches position 16, and the model has positions 0 .. 15",
         ),
         (TOKENS, {"read_at": np.array([0, 6, 0])}, r"read_at position 6 at \(1,\) is outside"),
         (

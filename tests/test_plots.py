@@ -407,7 +407,7 @@ def test_geometry_checkpoints_and_difference(saved):
     figure = saved(linear_plots.plot_checkpoints, LINEARITY)
     for panel, score, name in zip(figure.axes, STEPS, ("with", "without"), strict=True):
         assert panel.get_title() == f"layer to layer,\n{name} the residual"
-        assert ticks(panel.xaxis) == ["20", "100", "--model"]
+        assert ticks(panel.xaxis) == ["20", "100", "end"]
         for layer, line in enumerate(panel.lines):
             wanted = [
                 chosen(
@@ -460,7 +460,7 @@ def test_histogram_of_errors(saved):
     }
     assert (panel.get_xlabel(), panel.get_ylabel()) == (
         "layer",
-        "squared error of a token, in\nmean spreads of the target",
+        "squared error of a token, ÷\nvariance of the target",
     )
     assert (panel.get_yscale(), bar.get_ylabel()) == ("log", "share of tokens (grey: none)")
     assert panel.get_ylim() == (edges[0], edges[32])

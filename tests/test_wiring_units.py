@@ -258,13 +258,17 @@ def test_a_continuation_ends_before_the_token_of_the_end(gpt2, monkeypatch):
         (("--num_fit=60", "--num_eval=30"), None),
     ],
 )
-def test_the_text_of_the_study_is_checked_before_a_model_is_trained(given, problem, monkeypatch):
+def test_the_text_of_the_study_is_checked_before_a_model_is_trained(
+    given, problem, monkeypatch, capsys
+):
     monkeypatch.setitem(corpus.NAMED, "docs", lambda: corpus.text_sentences(text()))
     with loaded("check_text") as script:
         monkeypatch.setattr(sys, "argv", ["experiments.check_text"])
         flags.FLAGS(["experiments.check_text", f"--corpus={text()}", *given])
         if problem is None:
             script.main([])
+            said = f"{text()} will do: 60 sentences to fit on, 30 to evaluate on\n"
+            assert capsys.readouterr().out == said
         else:
             with pytest.raises(ValueError, match=problem):
                 script.main([])

@@ -1,5 +1,6 @@
 """`jmat.load`: a model and its tokenizer by bundled name, local folder or hub id."""
 
+import difflib
 import os
 import pathlib
 
@@ -139,8 +140,11 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         ["pytorch_model.bin", "pytorch_model-*.bin"],
     )
     at = "" if revision is None else f" at revision {revision!r}"
+    near = difflib.get_close_matches(name, bundled(), n=1, cutoff=0.8)
+    hint = f" (did you mean {near[0]}?)" if near else ""
     elsewhere = (
-        f"no model {shortened(name)}{at}: not bundled ({', '.join(bundled())}), not a local folder"
+        f"no model {shortened(name)}{at}{hint}: not bundled ({', '.join(bundled())}), not a local "
+        "folder"
     )
 
     def fetch(weights: list[str]) -> pathlib.Path:

@@ -199,8 +199,9 @@ def _sizes(split: Split, cut_after_position: bool, max_length: int | None) -> In
     if max_length is not None and (split.lengths > max_length).any():
         where = int(split.lengths.argmax())
         raise ValueError(
-            f"sentence {where} has {split.lengths[where]} tokens, the model only {max_length} "
-            "positions: prepare the examples anew with that maximum length."
+            f"sentence {where} has {split.lengths[where]} tokens, and the model reads {max_length} "
+            f"at most: cut texts with jmat.encode(tokenizer, texts, max_length={max_length}), and "
+            f"give the batch in their place; examples are prepared with max_length={max_length}."
         )
     ends = np.zeros(split.num_sentences, np.int64)
     np.maximum.at(ends, split.rows, split.positions + 1)

@@ -292,9 +292,10 @@ def fit_eval(
             "more text"
         )
         advice = enough if fit and held_out else "give more text"
+        rest = ", since bundled models were trained on the others" if named in NAMED else ""
         raise ValueError(
             f"corpus {name} has {len(sentences)} distinct sentences (digits, case and punctuation "
-            f"aside): {len(fit)} to fit on and {len(held_out)} to evaluate on, but "
+            f"aside): {len(fit)} to fit on and {len(held_out)} to evaluate on{rest}, but "
             f"num_fit={num_fit} and num_eval={num_eval} were asked for; {advice}."
         )
     return draw(fit, num_fit, seed), draw(held_out, num_eval, seed)

@@ -121,7 +121,7 @@ def prepare(
         given["segments"] = given.pop("mask")
     spans = Spans(given.get("segments"), B, T)
     if "positions" in given:
-        check_ids("position", given["positions"], config.num_positions)
+        _check_positions(given["positions"], config.num_positions)
     else:
         given["positions"] = _derive_positions(config, given.get("segments"), B, T)
     given["x"] = array.astype(np.int32) if is_tokens else array
@@ -131,6 +131,18 @@ def prepare(
     arrays = {name: jnp.asarray(value) for name, value in given.items()}
     context = Context(arrays["positions"], arrays.get("segments"), np.int32(0))
     return Inputs(arrays["x"], context, arrays.get("type_ids"), B, T), spans
+
+
+def _check_positions(positions: Int[Array | np.ndarray, "B T"], size: int) -> None:
+    """Raises ValueError for a position of the host that the model does not have."""
+    if not isinstance(positions, jax.Array) and positions.min() >= 0 and positions.max() >= size:
+        row = int(positions.max(1).argmax())
+        raise ValueError(
+            f"row {row} reaches position {positions.max()}, and the model has positions 0 .. "
+            f"{size - 1}: shorten the text, or cut texts with jmat.encode(tokenizer, texts, "
+            f"max_length={size})."
+        )
+    check_ids("position", positions, size)
 
 
 def check_ids(what: str, ids: Int[Array | np.ndarray, "*shape"], size: int) -> None:

@@ -10,7 +10,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import Formatter, FuncFormatter, Locator, LogFormatter, NullFormatter
+from matplotlib.ticker import (
+    Formatter,
+    FuncFormatter,
+    Locator,
+    LogFormatter,
+    MaxNLocator,
+    NullFormatter,
+)
 
 # Metrics that are shares of examples, or 1 at best: their axis is [0, 1].
 _SHARES = ("precision@", "recall@", "accuracy", "linearity")
@@ -106,6 +113,7 @@ def metric_axis(panel: Axes, metric: str) -> None:
     """
     if is_share(metric):
         panel.set_ylim(max(min(0, panel.dataLim.y0), -1), 1.02)
+        panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], min_n_ticks=3))
     elif metric == "perplexity":
         perplexity_axis(panel)
     elif 0 <= panel.dataLim.y0 < 0.5 * panel.dataLim.y1:

@@ -34,6 +34,7 @@ from jmat.studies.routes import choose_route, memory_of_activations
 from jmat.studies.settings import Settings, Subject
 
 TOKENS = ("sampled", "all")
+_FEW = 5  # tokens for each dimension, below which a fit would gain much from more
 ROUTES = ("auto", "memory", "streaming")
 
 
@@ -230,10 +231,16 @@ def fit_split(subject: Subject, settings: FitSettings) -> Split:
 
 
 def announce_ranks(subject: Subject, solutions: Mapping[int, Solution]) -> None:
-    """Prints where a fit was not determined by its data."""
+    """Prints where a fit was not determined by its data, and where there is little of it."""
     for layer, solution in solutions.items():
         if int(solution.rank) < solution.weights.shape[0]:
             subject.announce(f"layer {layer}: {solution.describe()}")
+    width, n = next((s.weights.shape[0], s.n) for s in solutions.values())
+    if width <= n < _FEW * width:
+        subject.announce(
+            f"{n} tokens are few to fit {width} dimensions on: maps get better with more text, or "
+            "where all tokens are fitted on (fit_tokens=all)"
+        )
 
 
 def _route(subject: Subject, settings: FitSettings, pairs: Sequence[Pair]) -> str:

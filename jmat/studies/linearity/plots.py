@@ -150,7 +150,7 @@ def plot_errors(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         image = ax.pcolormesh(layers, edges, shares, cmap="viridis", norm=LogNorm(1e-4, 1))
         ax.set(xlabel="layer", ylim=ends)
         plain_log_axis(ax)
-        ax.set_ylabel("squared error of a token, in\nmean spreads of the target")
+        ax.set_ylabel("squared error of a token ÷\nvariance of the target")
         layer_axis(ax)
         return image
 
@@ -198,7 +198,7 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
                 line(ax, x, [mine[names[k]] for k in x], (shade, "o"))
             ax.set_xticks(
                 range(len(names)),
-                short_paths([name or "--model" for name in names], least=1),
+                short_paths([name or "end" for name in names], least=1),
                 rotation=30,
                 ha="right",
                 rotation_mode="anchor",
