@@ -460,7 +460,7 @@ def test_histogram_of_errors(saved):
     }
     assert (panel.get_xlabel(), panel.get_ylabel()) == (
         "layer",
-        "squared error of a token, ÷\nvariance of the target",
+        "squared error of a token ÷\nvariance of the target",
     )
     assert (panel.get_yscale(), bar.get_ylabel()) == ("log", "share of tokens (grey: none)")
     assert panel.get_ylim() == (edges[0], edges[32])
