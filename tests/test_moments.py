@@ -277,9 +277,9 @@ def test_updates_compile_once_whatever_the_number_of_pairs():
 def test_fits_compile_once_whatever_the_number_of_targets():
     moments = moments_of(make_data())
     fit(moments, "x", ["y"])
-    before = from_moments._factor._cache_size(), from_moments._solve._cache_size()
+    before = from_moments.roots._cache_size(), from_moments._solve._cache_size()
     fit(moments, "x", ["y", "z"])
-    assert (from_moments._factor._cache_size(), from_moments._solve._cache_size()) == before
+    assert (from_moments.roots._cache_size(), from_moments._solve._cache_size()) == before
 
 
 def test_mistakes_are_named():

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jmat.maps.compact import Diagonal, Hadamard, LowRank, rotation
-from jmat.maps.regression import Regression, spectrum
+from jmat.maps.regression import Regression
+from jmat.maps.roots import spectrum
 from jmat.maps.types import Constant, Identity, Linear
 from jmat.runtime.precision import float64
 

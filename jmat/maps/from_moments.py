@@ -1,9 +1,4 @@
-"""Maps and scores from moments alone, without any stored activations; all in float64.
-
-Second moments are scaled to unit diagonal before they are factored, as in
-`jmat.maps.least_squares`: what is then large or small is dependence between
-coordinates, not their units. Rank is judged by the same rule as there.
-"""
+"""Maps and scores from moments alone, without any stored activations; all in float64."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmat.capture.moments import Moments, check_pairs, mean, second_moments, spread, width
-from jmat.maps.conditioning import RANK_EPS, condition_number, minimum_norm, ridge_solution
+from jmat.maps.conditioning import condition_number, ridge_solution
 from jmat.maps.least_squares import Solution
+from jmat.maps.roots import EPS32, Roots, projected, roots, solved, varying
 from jmat.maps.types import Identity, Linear
 from jmat.runtime.precision import float64
 
-_EPS32 = float(np.finfo(np.float32).eps)
 # of a sum of squares: what varies less than that is constant up to rounding
-_ROUNDING = (4 * _EPS32) ** 2
+_ROUNDING = (4 * EPS32) ** 2
 
 
 @float64()
@@ -53,33 +48,30 @@ def fit(
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
     n = check_pairs(moments, source, targets)
-    solved = []
-    A, x_mean = second_moments(moments, source, source, centred=intercept), mean(moments, source)
-    varies = jnp.full(len(A), True)
-    if intercept:  # a coordinate that is constant up to rounding is zero, not scaled-up noise
-        varies = jnp.diag(A) > n * (4 * _EPS32 * jnp.abs(x_mean)) ** 2
-    factors = _factor(jnp.where(varies & varies[:, None], A, 0))
+    fits = []
+    A = jnp.asarray(second_moments(moments, source, source, centred=intercept))
+    x_mean = jnp.asarray(mean(moments, source))
+    varies = varying(A, x_mean, n) if intercept else jnp.full(len(A), True)
+    found = roots(A, varies)
+    rank, condition = _condition(found)
     for target in targets:
-        B = jnp.where(
-            varies[:, None], second_moments(moments, source, target, centred=intercept), 0
-        )
+        B = jnp.asarray(second_moments(moments, source, target, centred=intercept))
         total = spread(moments, target, centred=intercept)
-        W, residual = _solve(factors, B, total, jnp.float64(ridge) if ridge else None)
+        W, residual = _solve(found, B, total, jnp.float64(ridge) if ridge else None)
         bias = mean(moments, target) - x_mean @ W if intercept else None
-        solved.append(jax.tree.map(np.asarray, (W, residual, bias)))
-    weights, residuals, biases = zip(*solved, strict=True)
+        fits.append(jax.tree.map(np.asarray, (W, residual, bias)))
+    weights, residuals, biases = zip(*fits, strict=True)
     solution = Solution(
         weights=np.concatenate(weights, axis=1),
         bias=np.concatenate(biases) if intercept else None,
-        rank=np.asarray(factors["rank"]),
-        condition=np.asarray(factors["condition"]),
+        rank=np.asarray(rank),
+        condition=np.asarray(condition),
         residual=np.concatenate(residuals),
         n=n,
         ridge=float(ridge),
     )
     narrow = [
-        jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b))
-        for W, _, b in solved
+        jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), (W, b)) for W, _, b in fits
     ]
     return {
         target: Linear(*arrays) for target, arrays in zip(targets, narrow, strict=True)
@@ -87,46 +79,22 @@ def fit(
 
 
 @jax.jit
-def _factor(A: jax.Array) -> dict[str, jax.Array]:
-    """Factors X = Q R with R = diag(s) Vt diag(scale), as an SVD of the scaled X would
-    give it; Q itself is never needed.
-    """
-    length = jnp.sqrt(jnp.diag(A))
-    scale = jnp.where(length > 0, length, 1)
-    values, vectors = jnp.linalg.eigh(A / scale / scale[:, None])
-    s, Vt = jnp.sqrt(jnp.maximum(values[::-1], 0)), vectors[:, ::-1].T
-    kept = s > RANK_EPS * _EPS32 * s[0]
-    rank = jnp.sum(kept, dtype=jnp.int32)
-    R = jnp.where(kept, s, 0)[:, None] * Vt * scale
-    condition = condition_number(R, rank)
-    return {
-        "s": s,
-        "Vt": Vt,
-        "scale": scale,
-        "kept": kept,
-        "R": R,
-        "rank": rank,
-        "condition": condition,
-    }
+def _condition(found: Roots) -> tuple[jax.Array, jax.Array]:
+    """Returns the rank of X, and its condition number."""
+    rank = jnp.sum(found.kept, dtype=jnp.int32)
+    return rank, condition_number(found.factor, rank)
 
 
 @jax.jit
 def _solve(
-    factors: dict[str, jax.Array], B: jax.Array, total: jax.Array, ridge: jax.Array | None
+    found: Roots, B: jax.Array, total: jax.Array, ridge: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    s, Vt, scale, kept, R = (factors[name] for name in ("s", "Vt", "scale", "kept", "R"))
+    """Returns the weights, and the sum of squared errors of each coordinate."""
     with jax.default_matmul_precision("highest"):
-        Q_Y = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)[:, None] * (Vt @ (B / scale[:, None]))
-        if ridge is None:
-            weights = jax.lax.cond(
-                factors["rank"] == len(s),
-                lambda: (Vt.T @ (Q_Y / s[:, None])) / scale[:, None],
-                lambda: minimum_norm(Q_Y, jnp.eye(len(s)), s, Vt, scale, kept),
-            )
-        else:
-            weights = ridge_solution(R, Q_Y, ridge)
+        Q_Y = projected(found, B)
+        weights = solved(found, Q_Y) if ridge is None else ridge_solution(found.factor, Q_Y, ridge)
         outside = jnp.maximum(total - jnp.sum(Q_Y**2, axis=0), 0)
-        return weights, outside + jnp.sum((Q_Y - R @ weights) ** 2, axis=0)
+        return weights, outside + jnp.sum((Q_Y - found.factor @ weights) ** 2, axis=0)
 
 
 @float64()

@@ -5,30 +5,26 @@ Stored activations and text that streams by lead to the same moments, float64, s
 both give the same maps. Each factorisation is made at its first use and kept: that of
 the source serves all kinds of maps.
 
-With X and Y centred, the eigenvectors of XᵀX, with the columns of X scaled to unit
-length, give Q and R of `X = Q R`, as in `jmat.maps.from_moments`; Q is never needed,
-only `P = QᵀY`.
+With X and Y centred, the eigenvectors of XᵀX give R of `X = Q R` (`jmat.maps.roots`).
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.capture.moments import Moments, check_pairs, mean, merge, second_moments, spread
-from jmat.maps.conditioning import RANK_EPS, minimum_norm
 from jmat.maps.least_squares import Solution
 from jmat.maps.metric import Metric
+from jmat.maps.roots import Roots, Spectrum, projected, roots, solved, spectrum, varying
 from jmat.runtime.precision import float64
 
 SOURCE, TARGET = "source", "target"
 _ROWS = 2048
-_EPS32 = float(np.finfo(np.float32).eps)
 
 
 @float64()
@@ -89,25 +85,6 @@ def pooled(pairs: list[Moments]) -> Moments:
     of one.
     """
     return functools.reduce(merge, pairs)
-
-
-class Spectrum(NamedTuple):
-    """Eigenvalues of a symmetric matrix, falling, and its eigenvectors in columns."""
-
-    values: Float[Array, " D"]
-    vectors: Float[Array, "D D"]
-
-
-class Roots(NamedTuple):
-    """Holds R of `X = Q R` as `R = diag(s) Vt diag(scale)`, and which s count; `varies`
-    leaves out constant coordinates.
-    """
-
-    s: Float[Array, " D"]
-    Vt: Float[Array, "D D"]
-    scale: Float[Array, " D"]
-    kept: Bool[Array, " D"]
-    varies: Bool[Array, " D"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,15 +151,13 @@ class Regression:
     @float64()
     def roots(self) -> Roots:
         """Returns R of the centred source."""
-        # A coordinate that is constant up to rounding is zero, not scaled-up noise.
-        varies = jnp.diag(self.gram) > self.n * (4 * _EPS32 * jnp.abs(self.x_mean)) ** 2
-        return _roots(self.gram, varies)
+        return roots(self.gram, varying(self.gram, self.x_mean, self.n))
 
     @functools.cached_property
     @float64()
     def projected(self) -> Float[Array, "D E"]:
         """Returns P = QᵀY."""
-        return _projected(self.roots, self.cross)
+        return projected(self.roots, self.cross)
 
     @functools.cached_property
     @float64()
@@ -190,7 +165,7 @@ class Regression:
         """Returns the weights of least squares with an intercept; those of minimum norm
         where X is rank deficient.
         """
-        return _affine(self.roots, self.projected)
+        return solved(self.roots, self.projected)
 
     @functools.cached_property
     @float64()
@@ -205,8 +180,8 @@ class Regression:
         gram, cross = (
             second_moments(self.moments, SOURCE, site, centred=False) for site in (SOURCE, TARGET)
         )
-        roots = _roots(gram, jnp.full(len(gram), True))
-        return _affine(roots, _projected(roots, cross))
+        found = roots(jnp.asarray(gram), jnp.full(len(gram), True))
+        return solved(found, projected(found, jnp.asarray(cross)))
 
     @functools.cached_property
     @float64()
@@ -271,42 +246,6 @@ class Regression:
     def bias(self, W: Float[Array, "D E"]) -> Float[Array, " E"]:
         """Returns the intercept that goes with weights."""
         return self.y_mean - self.x_mean @ W
-
-
-@jax.jit
-def spectrum(A: Float[Array, "D D"]) -> Spectrum:
-    """Returns eigenvalues and eigenvectors of a symmetric matrix without negative
-    eigenvalues, the largest first.
-    """
-    values, vectors = jnp.linalg.eigh(A)
-    return Spectrum(jnp.maximum(values[::-1], 0), vectors[:, ::-1])
-
-
-@jax.jit
-def _roots(A: Array, varies: Array) -> Roots:
-    A = jnp.where(varies & varies[:, None], A, 0)
-    length = jnp.sqrt(jnp.diag(A))
-    scale = jnp.where(length > 0, length, 1)
-    values, vectors = spectrum(A / scale / scale[:, None])
-    s = jnp.sqrt(values)
-    return Roots(s, vectors.T, scale, s > RANK_EPS * _EPS32 * s[0], varies)
-
-
-@jax.jit
-def _projected(roots: Roots, B: Array) -> Array:
-    B = jnp.where(roots.varies[:, None], B, 0) / roots.scale[:, None]
-    inverse = jnp.where(roots.kept, 1 / jnp.where(roots.kept, roots.s, 1), 0)
-    return inverse[:, None] * (roots.Vt @ B)
-
-
-@jax.jit
-def _affine(roots: Roots, P: Array) -> Array:
-    s, Vt, scale, kept, _ = roots
-    return jax.lax.cond(
-        kept.all(),
-        lambda: (Vt.T @ (P / jnp.where(kept, s, 1)[:, None])) / scale[:, None],
-        lambda: minimum_norm(P, jnp.eye(len(s)), s, Vt, scale, kept),
-    )
 
 
 @jax.jit

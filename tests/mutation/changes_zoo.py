@@ -57,7 +57,7 @@ CHANGES = [
         _KINDS,
     ),
     Change(
-        "jmat/maps/regression.py",
+        "jmat/maps/roots.py",
         "return Spectrum(jnp.maximum(values[::-1], 0), vectors[:, ::-1])",
         "return Spectrum(jnp.maximum(values[::-1], 0), vectors)",
         "eigenvectors are in the wrong order",
