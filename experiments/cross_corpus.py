@@ -2,6 +2,7 @@
 
     python -m experiments.cross_corpus --model=gpt2 --corpora=docs,my_mails.txt --layers=2,4,6,8,10
     python -m experiments.cross_corpus --model=gpt2-docs --sizes=250,1000,4000
+    python -m experiments.cross_corpus --maps=mat,affine,ridge,rank:32 --sizes=300,1000,3000
 
 Fits `mat` from each layer to the final one on every corpus, from some hundred to all of
 its fit sentences, and evaluates each on the held-out sentences of every corpus:
@@ -11,6 +12,12 @@ results.json, pairs.png (a heat map of all pairs) and learning_curve.png. Expect
 points lost on foreign text, and curves that flatten where there are a few times as many
 examples as dimensions. With one corpus, a few minutes on two CPU cores with the bundled
 models; time grows with the square of the number of corpora.
+
+--maps names kinds of maps, as map_zoo takes them. Then there is KL, too, and every mean
+over layers has an interval, and a paired difference from the map of its kind that was
+fitted on the evaluation corpus. The figures have a panel a kind (pairs.png) and a line a
+kind (learning_curve.png). `experiments.installed_text` makes corpora of other domains
+and languages out of installed packages.
 """
 
 import dataclasses
@@ -37,6 +44,9 @@ flags.DEFINE_list(
     "them.",
 )
 flags.DEFINE_list("layers", [], "Source layers, such as 0,4,8; default: all.")
+flags.DEFINE_list(
+    "maps", ["mat"], "Kinds of maps that are fitted, such as mat,ridge,rank:64,rank:64+int8."
+)
 WRITES = (cross_corpus.PAIRS, cross_corpus.CURVES)
 
 

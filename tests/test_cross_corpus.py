@@ -214,7 +214,7 @@ def test_experiment_on_two_prepared_corpora(gpt2_examples, tmp_path):
 
 
 def test_files_of_one_name_are_told_apart_in_figures():
-    assert travel_plots._labels(["docs", "a/x.txt", "b/x.txt", "c/y.txt"]) == {
+    assert travel_plots.corpus_labels(["docs", "a/x.txt", "b/x.txt", "c/y.txt"]) == {
         "docs": "docs",
         "a/x.txt": "a/x.txt",
         "b/x.txt": "b/x.txt",

@@ -138,17 +138,13 @@ def metric_rows(
             continue
         row = {"map": name, "layer": layer, "target": target}
         # the divergence can be infinite
-        finite = [metric for metric in METRICS if np.isfinite(read[metric]).all()]
-        columns = np.stack([read[metric] for metric in finite], axis=1).astype(np.float64)
-        figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
-        fields: dict[str, Row] = {metric: {"value": None, "note": OVERFLOWS} for metric in METRICS}
-        fields |= {
-            metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)
-        }
+        fields = mean_fields({m: read[m] for m in METRICS}, groups=groups, seed=seed)
         tied = _tie_note(read)
         for metric, figure in fields.items():
             tie_note = tied if metric.startswith(("precision", "surprisal")) else None
-            rows.append(with_note(row | {"metric": metric, **figure, "n": len(columns)}, tie_note))
+            rows.append(
+                with_note(row | {"metric": metric, **figure, "n": len(read["kl"])}, tie_note)
+            )
         if "cross_entropy" in read:
             known = ~np.isnan(read["cross_entropy"])
             rows.append(
@@ -162,6 +158,28 @@ def metric_rows(
                 }
             )
     return rows
+
+
+def mean_fields(
+    by_metric: Mapping[str, Shaped[ndarray, " N"]], *, groups: Int[ndarray, " N"] | None, seed: int
+) -> dict[str, Row]:
+    """Returns the fields of a row for the mean of each metric, with its interval; a note
+    in place of a mean that is not finite.
+
+    Args:
+      by_metric: values of the examples.
+      groups: of the examples, which are drawn whole; None: each is one.
+      seed: draws the resamples.
+    """
+    fields: dict[str, Row] = {metric: {"value": None, "note": OVERFLOWS} for metric in by_metric}
+    finite = [metric for metric, values in by_metric.items() if np.isfinite(values).all()]
+    if finite:
+        columns = np.stack([by_metric[metric] for metric in finite], axis=1).astype(np.float64)
+        figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
+        fields |= {
+            metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)
+        }
+    return fields
 
 
 def _tie_note(read: Mapping[str, Shaped[ndarray, " N"]]) -> str | None:

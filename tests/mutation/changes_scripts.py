@@ -452,14 +452,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/cross_corpus/study.py",
-        (
-            "        fitting: Keywords = {\n"
-            '            "intercept": options.intercept,\n'
-            '            "seed": options.seed,\n'
-            '            "progress": subject.bar("fit"),\n'
-            "        }\n"
-        ),
-        ('        fitting: Keywords = {"seed": options.seed, "progress": subject.bar("fit")}\n'),
+        "fit_sizes(name, fit, sizes, intercept=options.intercept, **fitting)",
+        "fit_sizes(name, fit, sizes, **fitting)",
         "--intercept does nothing",
         _REST,
     ),
@@ -763,8 +757,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/cross_corpus/plots.py",
-        "found.get((metric, a, b), np.nan) for b in across] for a in down",
-        "found.get((metric, b, a), np.nan) for b in across] for a in down",
+        "found.get((a, b), np.nan) for b in across] for a in down",
+        "found.get((b, a), np.nan) for b in across] for a in down",
         "pairs transposed",
         _PLOTS,
     ),

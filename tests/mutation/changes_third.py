@@ -121,8 +121,8 @@ _FIRST = [
     ),
     Change(
         "jmat/studies/cross_corpus/plots.py",
-        'found = {(r["metric"], r["fit_corpus"], r["eval_corpus"])',
-        'found = {(r["metric"], r["eval_corpus"], r["fit_corpus"])',
+        'found = {(r["fit_corpus"], r["eval_corpus"])',
+        'found = {(r["eval_corpus"], r["fit_corpus"])',
         "the heat map of corpora is transposed",
         "test_cross_corpus.py test_plots.py test_wiring_rest.py",
     ),
@@ -960,8 +960,8 @@ _THIRD = [
     ),
     Change(
         "jmat/studies/cross_corpus/plots.py",
-        'shown = [r for r in rows if r["n_fit"] in (0, most) and r["value"] is not None]',
-        'shown = [r for r in sorted(rows, key=lambda r: -r["n_fit"]) if r["value"] is not None]',
+        'shown = [r for r in mine if r["n_fit"] in (0, most) and r["value"] is not None]',
+        'shown = [r for r in sorted(mine, key=lambda r: -r["n_fit"]) if r["value"] is not None]',
         "the heat map shows the maps of the fewest examples",
         "test_plots.py",
     ),

@@ -171,8 +171,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/map_zoo/rows.py",
-        "figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)",
-        "figures = zip(*bootstrap_mean(columns, seed=seed + 1), strict=True)",
+        "mean_fields({m: by_metric[m] for m in wanted}, groups=groups, seed=seed)",
+        "mean_fields({m: by_metric[m] for m in wanted}, groups=groups, seed=seed + 1)",
         "map_zoo: paired intervals are drawn by another seed",
         _ZOO,
     ),
@@ -238,5 +238,26 @@ CHANGES = [
         "run_from(placed, streams[end], end, {}, batch)",
         "map_zoo: maps of parts do not stand in",
         _PAIRS,
+    ),
+    Change(
+        "jmat/studies/cross_corpus/means.py",
+        '"fit_corpus": labels[key]["eval_corpus"]}',
+        '"fit_corpus": labels[key]["fit_corpus"]}',
+        "cross_corpus: no difference from the map of the evaluation corpus",
+        "test_cross_kinds.py",
+    ),
+    Change(
+        "jmat/studies/cross_corpus/kinds.py",
+        "acts = {sites[layer]: stream[order[:n]]",
+        "acts = {sites[layer]: stream[:n]",
+        "cross_corpus: kinds are fitted on other examples than mat",
+        "test_cross_kinds.py",
+    ),
+    Change(
+        "jmat/studies/cross_corpus/means.py",
+        "found = mean_fields(fields, groups=groups, seed=seed)",
+        "found = mean_fields(fields, groups=None, seed=seed)",
+        "cross_corpus: intervals of means are over examples",
+        "test_cross_kinds.py",
     ),
 ]

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
 from jmat.report.names import metric_name, plain, readable
@@ -41,15 +42,34 @@ def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     fitted on the most examples. The panels are called as the metrics.
     """
     rows = over_layers(results["rows"])
-    most = max(row["n_fit"] for row in rows)
-    across = _corpora(rows)
-    down, labels = [*across, None], _labels(across)
-    shown = [r for r in rows if r["n_fit"] in (0, most) and r["value"] is not None]
-    found = {(r["metric"], r["fit_corpus"], r["eval_corpus"]): r["value"] for r in shown}
+    metrics = ("precision@1", "precision@10", "r2")
+    by_metric = {metric: [row for row in rows if row["metric"] == metric] for metric in metrics}
+    return draw_pairs(
+        {metric: (metric_name(metric), each) for metric, each in by_metric.items()}, **drawing
+    )
 
-    def panel(metric: str) -> Panel:
+
+def draw_pairs(
+    panels: Mapping[str, tuple[str, Sequence[Row]]], **drawing: Unpack[Drawing]
+) -> Figure:
+    """Draws heat maps of the means of one metric each: fit corpus down, evaluation corpus
+    across, maps that are fitted on the most examples.
+
+    Args:
+      panels: name → title and rows.
+      drawing: see `Drawing`.
+    """
+    rows = [row for _, each in panels.values() for row in each]
+    most = max(row["n_fit"] for row in rows)
+    across = corpora_in(rows)
+    down, labels = [*across, None], corpus_labels(across)
+
+    def panel(title: str, mine: Sequence[Row]) -> Panel:
+        shown = [r for r in mine if r["n_fit"] in (0, most) and r["value"] is not None]
+        found = {(r["fit_corpus"], r["eval_corpus"]): r["value"] for r in shown}
+
         def fill(ax: Axes) -> AxesImage:
-            grid = np.array([[found.get((metric, a, b), np.nan) for b in across] for a in down])
+            grid = np.array([[found.get((a, b), np.nan) for b in across] for a in down])
             image = share_map(ax, grid)
             ax.set_xticks(
                 range(len(across)),
@@ -59,11 +79,7 @@ def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
                 rotation_mode="anchor",
             )
             ax.set_yticks(range(len(down)), [*labels.values(), readable("id")])
-            ax.set(
-                title=metric_name(metric),
-                xlabel="evaluated on",
-                ylabel=f"fitted on {most:,} examples of",
-            )
+            ax.set(title=title, xlabel="evaluated on", ylabel=f"fitted on {most:,} examples of")
             return image
 
         return Panel(fill, scale="corpora")
@@ -75,11 +91,7 @@ def plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         ratio=1.05,
         colour_bar="mean over layers (< 0 as 0)",
     )
-    return draw(
-        {metric: panel(metric) for metric in ("precision@1", "precision@10", "r2")},
-        layout,
-        **drawing,
-    )
+    return draw({name: panel(*given) for name, given in panels.items()}, layout, **drawing)
 
 
 def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -89,10 +101,8 @@ def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     The panels are called by metric and corpus, such as "precision@1 on docs".
     """
     rows = [row for row in over_layers(results["rows"]) if row["value"] is not None]
-    corpora = _corpora(rows)
-    labels = _labels(corpora)
-    sizes = sorted({row["n_fit"] for row in rows if row["n_fit"]})
-    ticks = [n for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True) if after >= 1.5 * n]
+    corpora = corpora_in(rows)
+    labels = corpus_labels(corpora)
     looks = {name: _LOOKS[k % len(_LOOKS)] for k, name in enumerate(corpora)}
     dotted = Line2D([], [], color="0.5", linestyle=":", label=readable("id"))
     keys = [*(key(f"fitted on {labels[name]}", look) for name, look in looks.items()), dotted]
@@ -107,21 +117,32 @@ def plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
                 line(ax, [r["n_fit"] for r in curve], curve, look)
             for row in (r for r in mine if r["map"] == "id"):
                 ax.axhline(row["value"], color="0.5", linestyle=":")
-            ax.set(
-                title=f"{_CURVES[metric]}\non {labels[evaluated]}",
-                xscale="log",
-                xlabel="examples fitted on",
-            )
+            ax.set_title(f"{_CURVES[metric]}\non {labels[evaluated]}")
+            size_axis(ax, rows)
             ax.set_ylim(*_limits(rows, metric))
-            ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
-            ax.minorticks_off()
 
         return Panel(fill, keys)
 
     panels = {
         f"{metric} on {labels[name]}": panel(name, metric) for name in corpora for metric in _CURVES
     }
-    return draw(panels, Layout(panel=(2.8, 2.3), ratio=0.9, columns=len(_CURVES)), **drawing)
+    return draw(panels, curve_layout(len(_CURVES)), **drawing)
+
+
+def curve_layout(columns: int) -> Layout:
+    """Returns the layout of panels of curves, so many a row."""
+    return Layout(panel=(2.8, 2.3), ratio=0.9, columns=columns)
+
+
+def size_axis(ax: Axes, rows: Iterable[Row]) -> None:
+    """Makes the x axis that of the examples fitted on, logarithmic, with a tick at each
+    number that has room.
+    """
+    sizes = sorted({row["n_fit"] for row in rows if row["n_fit"]})
+    ticks = [n for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True) if after >= 1.5 * n]
+    ax.set(xscale="log", xlabel="examples fitted on")
+    ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _limits(rows: Iterable[Row], metric: str) -> tuple[float, float]:
@@ -132,11 +153,12 @@ def _limits(rows: Iterable[Row], metric: str) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _corpora(rows: Iterable[Row]) -> list[str]:
+def corpora_in(rows: Iterable[Row]) -> list[str]:
+    """Returns the corpora that rows are evaluated on."""
     return list(dict.fromkeys(row["eval_corpus"] for row in rows))
 
 
-def _labels(corpora: Iterable[str]) -> dict[str, str]:
+def corpus_labels(corpora: Iterable[str]) -> dict[str, str]:
     """Returns files' names for figures: without their folders, unless two are alike."""
     names = {corpus: pathlib.PurePath(corpus).name for corpus in corpora}
     alike = Counter(names.values())

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from jmat.maps.compact import Map
+from jmat.maps.kinds import MAT
 from jmat.maps.least_squares import checked, factorise_each
 from jmat.maps.types import Identity, Linear
 from jmat.metrics.predictions import Predictions
@@ -18,6 +20,7 @@ from jmat.models.sites import Site
 from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, noted
 from jmat.report.rows import Row
 from jmat.runtime.progress import track
+from jmat.studies.cross_corpus.means import KL, mean_rows
 from jmat.studies.evaluation import evaluate, metric_rows
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "r2")
@@ -33,8 +36,9 @@ class Fit:
 
     corpus: str
     n: int
-    maps: Mapping[int, Linear]
+    maps: Mapping[int, Map]
     problem: str  # how a fit was not determined by its examples; empty if all were
+    kind: str = MAT
 
 
 def check_sizes(sizes: Sequence[int], available: int) -> list[int]:
@@ -89,6 +93,7 @@ def cross_rows(
     *,
     groups: Int[ndarray, " N"] | None = None,
     seed: int = 0,
+    several: bool = False,
     progress: str | None = None,
 ) -> list[Row]:
     """Evaluates all fits, and `id`, on one corpus: rows of results.json with
@@ -96,7 +101,8 @@ def cross_rows(
 
     Intervals are over examples, or whole `groups` of them. `fit_corpus` is null and
     `n_fit` 0 for `id`, which nothing is fitted for. The full model's predictions are
-    computed once for all of them.
+    computed once for all of them. With `several` kinds there are also rows of KL, and
+    those of `jmat.studies.cross_corpus.means.mean_rows`.
     """
     final = max(held_out)
     layers = sorted(held_out.keys() - {final})
@@ -107,20 +113,20 @@ def cross_rows(
         ("id", layer): (Identity(), held_out[layer]) for layer in layers
     }
     for number, fit in enumerate(fits):
-        key = f"mat {number}"
+        key = f"{fit.kind} {number}"
         labels[key] = {
             "fit_corpus": fit.corpus,
             "eval_corpus": corpus,
             "n_fit": fit.n,
-            "map": "mat",
+            "map": fit.kind,
         }
         shortcuts |= {(key, layer): (fit.maps[layer], held_out[layer]) for layer in layers}
-    predictions = Predictions()
+    predictions, metrics = Predictions(), (*METRICS, KL) if several else METRICS
     values = evaluate(model, held_out[final], shortcuts, predictions=predictions, progress=progress)
     rows: list[Row] = [
         {**labels[row["map"]], **{name: value for name, value in row.items() if name != "map"}}
         for row in noted(metric_rows(values, final, groups=groups, seed=seed), predictions.note())
-        if row["metric"] in METRICS
+        if row["metric"] in metrics
     ]
     target = held_out[final]
     constant = not varying(target).any()
@@ -132,6 +138,9 @@ def cross_rows(
             else _r2(target, np.asarray(shortcut(stream)))
         )
         rows.append({**row, **figure})
+    if several:
+        means = mean_rows(values, shortcuts, target, labels, groups=groups, seed=seed)
+        rows += noted(means, predictions.note())
     return rows
 
 
@@ -143,19 +152,27 @@ def _r2(target: Float[ndarray, "N D"], predicted: Float[ndarray, "N D"]) -> Row:
 
 
 def over_layers(rows: Iterable[Row]) -> list[Row]:
-    """Returns the mean of every metric over the source layers, by fit and evaluation
-    corpus.
+    """Returns the mean of every metric over the source layers, by map, fit and evaluation
+    corpus: that which the rows have, with its interval, or else that of their values.
 
     A mean has no value where one of the layers has none.
     """
     values: dict[tuple[str | int | None, ...], list[float | None]] = {}
+    given: dict[tuple[str | int | None, ...], Row] = {}
     keys = ("map", "fit_corpus", "eval_corpus", "n_fit", "metric")
     for row in rows:
-        values.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
+        key = tuple(row[name] for name in keys)
+        if "layer" in row:
+            values.setdefault(key, []).append(row["value"])
+        else:
+            given[key] = row
     means = {
         key: None
         if None in each
         else float(np.mean([value for value in each if value is not None]))
         for key, each in values.items()
     }
-    return [{**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()]
+    computed = {
+        key: {**dict(zip(keys, key, strict=True)), "value": mean} for key, mean in means.items()
+    }
+    return list((computed | given).values())

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
+from jmat.maps.kinds import AFFINE, IDENTITY, MAT, Kind, parse_kinds
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
@@ -20,6 +21,12 @@ from jmat.report.rows import Content, Row
 from jmat.report.tables import format_table
 from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import chosen_layers
+from jmat.studies.cross_corpus.kinds import (
+    fit_kinds,
+    kinds_table,
+    plot_kind_curves,
+    plot_kind_pairs,
+)
 from jmat.studies.cross_corpus.plots import plot_learning_curve, plot_pairs
 from jmat.studies.cross_corpus.rows import (
     Fit,
@@ -29,6 +36,7 @@ from jmat.studies.cross_corpus.rows import (
     fit_sizes,
     over_layers,
 )
+from jmat.studies.map_zoo.fits import check_fitted_here
 from jmat.studies.settings import Say, Settings, Subject, read_subject, report
 
 PAIRS, CURVES = "pairs.png", "learning_curve.png"
@@ -41,10 +49,13 @@ class Options(Settings):
     Attributes:
       sizes: numbers of examples to fit on; none: doubling from 250, and all of them.
       layers: source layers, of 0 .. L − 1; none: all.
+      maps: kinds of maps, such as `mat`, `ridge` or `rank:64` (`jmat.maps.kinds`); `id`
+        is always there.
     """
 
     sizes: Sequence[int | str] = ()
     layers: Sequence[int | str] = ()
+    maps: Sequence[str] = (MAT,)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is not valid."""
@@ -54,11 +65,37 @@ class Options(Settings):
                 f"sizes has {wrong[0]!r}; expected whole numbers above 0, such as 250,500,1000."
             )
 
+        kinds = self.kinds()
+        check_fitted_here(kinds, "cross_corpus")
+        if self.intercept and any(str(kind) != MAT for kind in kinds):
+            raise ValueError(
+                f"intercept=True makes {AFFINE} of {MAT}; other kinds have an intercept or none: "
+                "leave it out."
+            )
+
+    def kinds(self) -> list[Kind]:
+        """Returns the kinds that are fitted. Raises ValueError for a name that is none,
+        and where none is to be fitted.
+        """
+        kinds = [kind for kind in parse_kinds(self.maps) if kind.name != IDENTITY]
+        if not kinds:
+            raise ValueError(
+                f"maps={IDENTITY}: nothing is fitted for {IDENTITY}; name other kinds."
+            )
+        return kinds
+
+    @property
+    def several(self) -> bool:
+        """Returns whether other kinds than `mat` are fitted."""
+        return [str(kind) for kind in self.kinds()] != [MAT]
+
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a layer that the model does not have, and for the final
-        one alone.
+        """Raises ValueError for a layer that the model does not have, for the final one
+        alone, and for a rank above the model's width.
         """
         L = config.layers
+        for kind in self.kinds():
+            kind.check_width(config.width, config.width)
         if chosen_layers(self.layers, L) == [L]:
             raise ValueError(
                 f"layers={L} is the final layer, to which every map leads: name one of 0 .. "
@@ -77,6 +114,8 @@ def run(
     """Fits maps on every corpus, from few to all of its examples, and evaluates each on
     every corpus.
 
+    The examples are read once, and smaller numbers of them are among the larger ones.
+
     Args:
       model: as `jmat.load` returns it.
       corpora: name → examples, or texts, of which three quarters are fitted on.
@@ -85,9 +124,12 @@ def run(
       say: prints what happens now, beside progress bars; None: quiet.
 
     Returns:
-      Rows for every layer, map (`mat`, `id`), corpus that it was fitted on
-      (`fit_corpus`), number of examples (`n_fit`) and corpus that it was evaluated on
-      (`eval_corpus`).
+      Rows for every layer, map (`id` and the kinds that were fitted), corpus that it was
+      fitted on (`fit_corpus`), number of examples (`n_fit`) and corpus that it was
+      evaluated on (`eval_corpus`). With other kinds than `mat` there are also rows
+      without a layer: means over the layers, and, in metrics that end in `_minus_own`,
+      their paired differences from the map of the kind that was fitted on as many
+      examples of the evaluation corpus.
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`; no corpus; a layer or a
@@ -114,29 +156,33 @@ def run(
     }
     smallest = min(subject.examples.fit.num_examples for subject in subjects.values())
     sizes = check_sizes([int(size) for size in options.sizes], smallest)
-    fits: list[Fit] = []
+    fits, kinds = list[Fit](), options.kinds()
     held_out: dict[str, Streams] = {}
     for name, subject in subjects.items():
         subject.announce(f"corpus {name}")
         fit, held_out[name] = (_read(subject, part, layers, options) for part in ("fit", "eval"))
-        fitting: Keywords = {
-            "intercept": options.intercept,
-            "seed": options.seed,
-            "progress": subject.bar("fit"),
-        }
-        fits += fit_sizes(name, fit, sizes, **fitting)
+        fitting: Keywords = {"seed": options.seed, "progress": subject.bar("fit")}
+        if any(str(kind) == MAT for kind in kinds):
+            fits += fit_sizes(name, fit, sizes, intercept=options.intercept, **fitting)
+        if others := [kind for kind in kinds if str(kind) != MAT]:
+            fits += fit_kinds(model, name, fit, others, sizes, **fitting)
     rows: list[Row] = []
     for found in fits:
         if found.problem:
             subject.announce(f"{found.n} examples of {found.corpus}, {found.problem}")
     for name, streams in held_out.items():
         resampling: Keywords = {"groups": subjects[name].examples.eval.rows, "seed": options.seed}
+        bar = subject.bar(f"evaluate on {name}")
         rows += cross_rows(
-            model, fits, name, streams, progress=subject.bar(f"evaluate on {name}"), **resampling
+            model, fits, name, streams, several=options.several, progress=bar, **resampling
         )
-    figures = {PAIRS: _plot_pairs, CURVES: _plot_learning_curve}
     text = {name: subject.text for name, subject in subjects.items()}
-    return report("cross_corpus", subject, options, rows, text=text, tables=table, figures=figures)
+    figures = {PAIRS: _plot_pairs, CURVES: _plot_learning_curve}
+    shown: Keywords = {"tables": table, "figures": figures}
+    if options.several:
+        figures = {PAIRS: _plot_kind_pairs, CURVES: _plot_kind_curves}
+        shown = {"tables": kinds_table, "figures": figures}
+    return report("cross_corpus", subject, options, rows, text=text, **shown)
 
 
 def _read(subject: Subject, part: str, layers: Sequence[int], options: Options) -> Streams:
@@ -187,3 +233,13 @@ def _plot_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 def _plot_learning_curve(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     title = f"{model_name(results)}: linear map over the examples it is fitted on"
     return plot_learning_curve(results, **titled(drawing, title))
+
+
+def _plot_kind_pairs(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    title = f"{model_name(results)}: precision@1 of maps fitted on one corpus, evaluated on another"
+    return plot_kind_pairs(results, **titled(drawing, title))
+
+
+def _plot_kind_curves(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    title = f"{model_name(results)}: kinds of maps over the examples they are fitted on"
+    return plot_kind_curves(results, **titled(drawing, title))

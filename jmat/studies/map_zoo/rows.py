@@ -15,11 +15,11 @@ from numpy import ndarray
 from jmat.maps.compact import Map
 from jmat.maps.costs import map_cost
 from jmat.maps.kinds import MAT, Kind
-from jmat.metrics.bootstrap import bootstrap_mean, percentiles
+from jmat.metrics.bootstrap import percentiles
 from jmat.metrics.r2 import Resampled, varying
-from jmat.report.notes import DOES_NOT_VARY, OVERFLOWS, estimate, with_note
+from jmat.report.notes import DOES_NOT_VARY, estimate, with_note
 from jmat.report.rows import Row
-from jmat.studies.evaluation import METRICS
+from jmat.studies.evaluation import METRICS, mean_fields
 from jmat.studies.map_zoo.jumps import Jump, grouped
 from jmat.studies.r2 import Resamples
 
@@ -118,14 +118,7 @@ def paired_rows(values: Values, *, groups: Int[ndarray, " N"], seed: int) -> lis
     for label, by_metric in _labelled(numbers):
         single = "layer" in label
         wanted = [metric for metric in by_metric if metric not in METRICS or not single]
-        finite = [metric for metric in wanted if np.isfinite(by_metric[metric]).all()]
-        fields: dict[str, Row] = {metric: {"value": None, "note": OVERFLOWS} for metric in wanted}
-        if finite:
-            columns = np.stack([by_metric[metric] for metric in finite], axis=1)
-            figures = zip(*bootstrap_mean(columns, groups=groups, seed=seed), strict=True)
-            fields |= {
-                metric: estimate(*figure) for metric, figure in zip(finite, figures, strict=True)
-            }
+        fields = mean_fields({m: by_metric[m] for m in wanted}, groups=groups, seed=seed)
         rows += [
             {**label, "metric": metric, **field, "n": len(groups)}
             for metric, field in fields.items()
