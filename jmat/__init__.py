@@ -8,6 +8,8 @@ from jmat.capture.activations import capture
 from jmat.checkpoint.load import load
 from jmat.data.reading import encode
 from jmat.decode.draft import Draft
+from jmat.decode.exits import Exits
+from jmat.decode.fit_exits import fit_exits
 from jmat.decode.generate import generate
 from jmat.decode.lookup import Lookup
 from jmat.forward import logits, run
@@ -33,6 +35,7 @@ __all__ = [
     "Constant",
     "Draft",
     "Edit",
+    "Exits",
     "Identity",
     "Linear",
     "Lookup",
@@ -43,6 +46,7 @@ __all__ = [
     "encode",
     "evaluate",
     "fit_carry",
+    "fit_exits",
     "fit_map",
     "generate",
     "load",

@@ -9,6 +9,7 @@ from flax import nnx
 from jmat import models
 from jmat.data.examples import Split
 from jmat.maps.types import Constant
+from jmat.metrics.confidence import CONFIDENCES
 from jmat.models.flops import block_flops, head_flops, map_flops
 from jmat.studies.early_exit import curves
 from jmat.studies.early_exit.curves import (
@@ -18,7 +19,7 @@ from jmat.studies.early_exit.curves import (
     padded,
     timing_rows,
 )
-from jmat.studies.early_exit.rows import CONFIDENCES, METRICS, PROBABILITIES, reading, thresholds_of
+from jmat.studies.early_exit.rows import METRICS, PROBABILITIES, reading, thresholds_of
 from jmat.studies.early_exit.thresholds import ID_LAMBDAS, LAMBDAS, Outcome
 
 L, N, V, WORDS, EVERY = 5, 40, 50, 7, 2

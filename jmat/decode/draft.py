@@ -78,10 +78,10 @@ class Draft:
             )
         check_site("map", self.map)
         if self.words is not None:
-            object.__setattr__(self, "words", _checked_words(self.words))
+            object.__setattr__(self, "words", checked_words(self.words))
 
 
-def _checked_words(words: object) -> Int32[ndarray, " W"]:
+def checked_words(words: object) -> Int32[ndarray, " W"]:
     """Returns token ids, each once and in order. Raises ValueError for what is none."""
     try:
         ids = np.asarray(words)

@@ -10,10 +10,15 @@ from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
+from jmat.decode.collect import collected, followed, followers_of
 from jmat.decode.draft import Draft, DraftCounts, check_draft
+from jmat.decode.exit_checks import check_exits
+from jmat.decode.exits import Exits
+from jmat.decode.leave import Log, new_log, write_leaving
 from jmat.decode.lookup import Lookup
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
 from jmat.decode.passes import Rules, State, first, read_prompts, write
+from jmat.decode.plan import looks_of
 from jmat.decode.prompts import Prompts, prompt_ids
 from jmat.decode.result import Generated
 from jmat.decode.sample import checked_law
@@ -50,6 +55,7 @@ def generate(
     scores: bool = False,
     sites: Mapping[str, Site] | None = None,
     draft: Draft | Lookup | None = None,
+    exits: Exits | None = None,
     on_text: OnText | None = None,
 ) -> Generated:
     """Writes on behind prompts with a causal model, one token after another.
@@ -88,6 +94,8 @@ def generate(
         text so far (`jmat.Lookup`), which the other blocks check in one pass; the text, or
         its law, stays that of the whole model up to rounding. Blocks that check see
         several tokens at a step.
+      exits: lets tokens leave at the first layer that is sure enough (`jmat.Exits`).
+        Scores are then those of the layer that predicts.
       on_text: called with the number of the prompt and a piece of its new text, as soon
         as it is certain.
 
@@ -119,6 +127,12 @@ def generate(
                 "repetition_penalty changes with every token, and drafts are checked together: "
                 "leave out one of the two."
             )
+    if exits is not None:
+        check_exits(exits, model, sites)
+        if draft is not None:
+            raise ValueError(
+                "draft keeps the whole model's text and exits changes it: leave out one of the two."
+            )
     check_seed(seed)
     check_flag("scores", scores)
     strings = checked_strings(stop_strings, on_text, tokenizer)
@@ -136,11 +150,13 @@ def generate(
         most=np.int32(max_new_tokens),
         key=jax.random.key(seed),
     )
-    followers = _followers(ids, tokenizer, strings, stops, on_text)
+    followers = followers_of(ids, tokenizer, strings, stops, on_text)
     looks = bool(strings) or on_text is not None
     looking = followers if looks else []
-    state, counts = _run(model, ids, rules, looking, scores, draft=draft, each=on_text is not None)
-    return _collected(ids, state, followers, stops, counts)
+    each = on_text is not None
+    state, log = _run(model, ids, rules, looking, scores, draft=draft, exits=exits, each=each)
+    looked_at = () if exits is None else exits.looked_at(config)
+    return collected(ids, state, followers, stops, log, looked_at)
 
 
 def _run(
@@ -151,9 +167,11 @@ def _run(
     scores: bool,
     *,
     draft: Draft | Lookup | None,
+    exits: Exits | None,
     each: bool,
-) -> tuple[State, DraftCounts | None]:
-    """Returns the state in which all texts have ended, and what became of drafts.
+) -> tuple[State, DraftCounts | Log | None]:
+    """Returns the state in which all texts have ended, and what became of drafts, or
+    how tokens left.
 
     Args:
       model: with checked inputs.
@@ -162,6 +180,7 @@ def _run(
       followers: of texts that are looked at on the way; each a row's.
       scores: whether log-probabilities are kept.
       draft: drafts tokens; None: each is written by the whole model.
+      exits: let tokens leave; not with a draft.
       each: whether every token is looked at, not every eighth.
     """
     config, count, most = model.config, len(ids), int(rules.most)
@@ -194,16 +213,19 @@ def _run(
     # Several devices agree in every step on whether to go on, and such programs must not overlap.
     x, drafting, state = settled((x, drafting, state), over)
     state = settled(first(leaves, structure, state, x, rules, rows=over), over)
+    log, looks, leaving = None, None, None
+    if exits is not None:
+        looks, leaving = looks_of(exits, config)
+        log = settled(new_log(model, state, leaving), over)
     done = 1
     while True:
         if followers:
-            state = _followed(state, followers)
+            state = followed(state, followers)
         if done >= most or (followers and not np.asarray(state.going).any()):
-            return state, None if drafting is None else drafting.counts
+            return state, log if drafting is None else drafting.counts
         done = min(done + (1 if each else _LOOK_EVERY), most) if followers else most
-        if draft is None or drafting is None:
-            state = settled(write(leaves, structure, state, rules, np.int32(done), rows=over), over)
-        else:
+        until = np.int32(done)
+        if draft is not None and drafting is not None:
             state, drafting = settled(
                 write_drafted(
                     leaves,
@@ -212,64 +234,21 @@ def _run(
                     drafting,
                     rules,
                     drafter_of(draft),
-                    np.int32(done),
+                    until,
                     plan=plan_of(draft),
                     rows=over,
                 ),
                 over,
             )
-
-
-def _followed(state: State, followers: Sequence[Follower]) -> State:
-    """Returns the state in which rows with a stop string have ended; new text is handed
-    on.
-    """
-    tokens, count, going = (np.asarray(part) for part in (state.tokens, state.written, state.going))
-    for row, follower in enumerate(followers):
-        follower.take(tokens[row, : count[row]], ended=not going[row])
-    ended = [row for row, follower in enumerate(followers) if follower.stopped is not None]
-    if not going[ended].any():
-        return state
-    stays = np.ones(len(going), bool)
-    stays[ended] = False
-    return state._replace(going=state.going & stays)
-
-
-def _collected(
-    ids: Sequence[Int32[ndarray, " _"]],
-    state: State,
-    followers: Sequence[Follower],
-    stops: Sequence[int],
-    counts: DraftCounts | None,
-) -> Generated:
-    """Returns what was written, cut where stop strings came."""
-    tokens, count = np.asarray(state.tokens), np.asarray(state.written)
-    scores = None if state.scores is None else np.asarray(state.scores)
-    written, reasons = [], []
-    for row in range(len(ids)):
-        new = tokens[row, : count[row]]
-        follower = followers[row] if followers else None
-        if follower is not None:
-            follower.take(new, ended=True)
-            new = new[: follower.stopped]
-        written.append(new)
-        by_string = follower is not None and follower.stopped is not None
-        reasons.append(
-            "stop string" if by_string else "stop token" if int(new[-1]) in stops else "length"
-        )
-    return Generated(
-        prompts=tuple(ids),
-        tokens=tuple(written),
-        reasons=tuple(reasons),
-        texts=tuple(follower.text for follower in followers) if followers else None,
-        prompt_texts=tuple(follower.prompt for follower in followers) if followers else None,
-        scores=None
-        if scores is None
-        else tuple(scores[row, : len(new)] for row, new in enumerate(written)),
-        drafts=None
-        if counts is None
-        else DraftCounts(*(np.asarray(part)[: len(ids)] for part in counts)),
-    )
+        elif looks is not None and leaving is not None:
+            state, log = settled(
+                write_leaving(
+                    leaves, structure, state, log, rules, looks, until, plan=leaving, rows=over
+                ),
+                over,
+            )
+        else:
+            state = settled(write(leaves, structure, state, rules, until, rows=over), over)
 
 
 def _piece(rows: int) -> int:
@@ -283,21 +262,3 @@ def _seen(ids: Sequence[Int32[ndarray, " _"]], rows: int, vocab_size: int) -> nd
     for row, prompt in enumerate(ids):
         seen[row, prompt] = True
     return seen
-
-
-def _followers(
-    ids: Sequence[Int32[ndarray, " _"]],
-    tokenizer: Tokenizer | None,
-    strings: Sequence[str],
-    stops: Sequence[int],
-    on_text: OnText | None,
-) -> list[Follower]:
-    """Returns what follows each text; nothing without a tokenizer."""
-    if tokenizer is None:
-        return []
-
-    def follower(row: int, prompt: Int32[ndarray, " _"]) -> Follower:
-        hand_on = None if on_text is None else lambda piece: on_text(row, piece)
-        return Follower(tokenizer, prompt, strings, stops, hand_on)
-
-    return [follower(row, prompt) for row, prompt in enumerate(ids)]

@@ -181,7 +181,7 @@ def first(
     apart for every call takes longer than a step of a small one.
     """
     model = jax.tree.unflatten(structure, leaves)
-    return placed(_with_next(model, state, x, rules), rows)
+    return placed(with_next(state, _last_logits(model, state, x, rules), rules), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "rows"), donate_argnames=("state",))
@@ -202,7 +202,8 @@ def write(
 
     def step(state: State) -> State:
         x, cache = read(model, last_tokens(state), state.going[:, None], state.cache, rules.sites)
-        return _with_next(model, state._replace(cache=cache), x[:, 0], rules)
+        state = state._replace(cache=cache)
+        return with_next(state, _last_logits(model, state, x[:, 0], rules), rules)
 
     return placed(jax.lax.while_loop(goes_on, step, state), rows)
 
@@ -229,11 +230,15 @@ def head_at(
     return model.head(normed, model.embed.tokens.table[...], words)
 
 
-def _with_next(model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules) -> State:
-    """Returns the state with one more token in each row that goes on, from h_L at the
-    last one.
-    """
-    logits = head_at(model, x[:, None], rules, state.cache.lengths[-1][:, None] - 1)[:, 0]
+def _last_logits(
+    model: Transformer, state: State, x: Float[Array, "B D"], rules: Rules
+) -> Float[Array, "B V"]:
+    """Returns logits of h_L at the last token of each text that the cache has read."""
+    return head_at(model, x[:, None], rules, state.cache.lengths[-1][:, None] - 1)[:, 0]
+
+
+def with_next(state: State, logits: Float[Array, "B V"], rules: Rules) -> State:
+    """Returns the state with one more token in each row that goes on, from its logits."""
     token = draw(processed(logits, state.seen, rules.law), rules.law, rules.key, state.written)
     place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
     scores = state.scores
@@ -262,12 +267,15 @@ def placed(state: State, rows: NamedSharding | None) -> State:
     if rows is None:
         return state
 
-    def split(tree: PyTree, spec: PartitionSpec) -> PyTree:
-        return jax.lax.with_sharding_constraint(tree, NamedSharding(rows.mesh, spec))
-
-    blocks, lengths = state.cache.blocks, state.cache.lengths
-    cache = Cache(split(blocks, rows.spec), split(lengths, PartitionSpec(None, *rows.spec)))
+    over_columns = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
+    lengths = jax.lax.with_sharding_constraint(state.cache.lengths, over_columns)
+    cache = Cache(split_rows(state.cache.blocks, rows), lengths)
     others: Keywords = {
-        name: split(part, rows.spec) for name, part in state._asdict().items() if name != "cache"
+        name: split_rows(part, rows) for name, part in state._asdict().items() if name != "cache"
     }
     return State(cache=cache, **others)
+
+
+def split_rows(tree: PyTree, rows: NamedSharding | None) -> PyTree:
+    """Returns arrays whose first axis is split over the devices as `rows`."""
+    return tree if rows is None else jax.lax.with_sharding_constraint(tree, rows)

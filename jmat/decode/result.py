@@ -8,6 +8,7 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 
 from jmat.decode.draft import DraftCounts
+from jmat.decode.exits import TokenExits
 from jmat.runtime.errors import printable
 
 _MOST_TEXTS, _MOST_CHARACTERS = 8, 300  # that are shown
@@ -28,6 +29,7 @@ class Generated:
         temperature and the like; None where they were not asked for.
       drafts: how often each text was checked, how many tokens were drafted, and how
         many of these accepted; None where nothing was drafted.
+      exits: at which layer each token left; None where none could.
     """
 
     prompts: tuple[Int32[ndarray, " _"], ...]
@@ -37,6 +39,7 @@ class Generated:
     prompt_texts: tuple[str, ...] | None = None
     scores: tuple[Float32[ndarray, " _"], ...] | None = None
     drafts: DraftCounts | None = None
+    exits: TokenExits | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -77,6 +80,8 @@ class Generated:
         count = sum(len(tokens) for tokens in self.tokens)
         texts = "1 text" if len(self) == 1 else f"{len(self)} texts"
         size = f"{texts}, {count:,} new token{'' if count == 1 else 's'}"
+        if self.exits is not None:
+            return f"{size}, which left after {self.exits.mean_layer:.1f} blocks on average"
         if self.drafts is None:
             return size
         cycles, drafted, accepted = (int(part.sum()) for part in self.drafts)

@@ -377,9 +377,9 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/rows.py",
-        '"entropy": 1 - stack["entropy"] / np.log(config.vocab_size)',
-        '"entropy": 1 - stack["entropy"] / np.log2(config.vocab_size)',
-        "entropy's unit",
+        '"entropy": certainty(stack["entropy"], config.vocab_size)',
+        '"entropy": certainty(stack["entropy"], config.vocab_size + 1)',
+        "entropy's vocabulary",
         _EXIT,
     ),
     Change(

@@ -12,6 +12,7 @@ from numpy import ndarray
 from jmat.capture.sweep import stored_rows, sweep
 from jmat.data.examples import Split
 from jmat.forward import logits
+from jmat.metrics.confidence import CONFIDENCES
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
@@ -20,7 +21,7 @@ from jmat.report.rows import Row
 from jmat.runtime import hosts
 from jmat.runtime.mesh import local_mesh, place, row_by_row
 from jmat.runtime.timing import medians
-from jmat.studies.early_exit.rows import CONFIDENCES, exit_rows, reading, thresholds_of
+from jmat.studies.early_exit.rows import exit_rows, reading, thresholds_of
 from jmat.studies.early_exit.stopping import ExitRule, run_fully, run_until_sure
 from jmat.studies.early_exit.thresholds import (
     ID_LAMBDAS,

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from jmat.data.examples import Split
 from jmat.metrics.bootstrap import bootstrap_mean
+from jmat.metrics.confidence import PATIENCE, certainty
 from jmat.models.config import ModelConfig
 from jmat.models.flops import exit_flops, token_exit_flops
 from jmat.report.notes import estimate
@@ -21,7 +22,6 @@ from jmat.studies.early_exit.thresholds import BERT_POSITION, at_exit, paper_thr
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal")
 # Thresholds of the confidences that the paper does not use, from safe to bold.
 PROBABILITIES = tuple(float(p) for p in np.linspace(1, 0, 21))
-CONFIDENCES = ("gap", "max_probability", "entropy", "patience")
 
 
 class Reading(NamedTuple):
@@ -44,8 +44,8 @@ def reading(
     confidence = {
         "gap": stack["gap"],
         "max_probability": stack["max_probability"],
-        "entropy": 1 - stack["entropy"] / np.log(config.vocab_size),
-        "patience": patience(stack["top_1"]).astype(np.float64),
+        "entropy": certainty(stack["entropy"], config.vocab_size),
+        PATIENCE: patience(stack["top_1"]).astype(np.float64),
     }
     if "short_gap" in stack:
         confidence["short_gap"] = stack["short_gap"]
@@ -69,11 +69,11 @@ def thresholds_of(
         return "lambda", lambdas, paper_thresholds(lambdas, t, float(np.mean(positions + 1)))
     grid = (
         tuple(float(k) for k in range(config.layers, 0, -1))
-        if confidence == "patience"
+        if confidence == PATIENCE
         else PROBABILITIES
     )
     # Patience leaves when k layers agree, others when confidence is strictly above the threshold.
-    shift = 0.5 if confidence == "patience" else 0.0
+    shift = 0.5 if confidence == PATIENCE else 0.0
     return "threshold", grid, np.asarray(grid, np.float64)[:, None] - shift
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.metrics.bootstrap import bootstrap_counts, percentiles
+from jmat.metrics.confidence import falling_threshold
 
 # The paper's grid: the first always exits at layer 1, the last never.
 LAMBDAS = (-1.112, *(round(0.1 * k, 1) for k in range(11)), 1.112)
@@ -37,8 +38,9 @@ def paper_thresholds(
     """Returns `0.9 λ + 0.1 exp(−4 t / N)` for every λ and every example's 0-based
     position t; N is the mean of t + 1.
     """
-    decay = 0.1 * np.exp(-4.0 * positions.astype(np.float64) / mean_length)
-    return 0.9 * np.asarray(lambdas, np.float64)[:, None] + decay
+    return falling_threshold(
+        np.asarray(lambdas, np.float64), positions.astype(np.float64), mean_length
+    )
 
 
 def exit_layers(
