@@ -11,10 +11,14 @@ from scipy import stats
 import jmat
 from jmat.decode import fit_exits as fitting
 from jmat.decode import leave
+from jmat.decode.coloured import colour
+from jmat.decode.exits import TokenExits
 from jmat.decode.fills import fill_in
 from jmat.decode.passes import Rules
 from jmat.decode.plan import looks_of
+from jmat.decode.result import Generated
 from jmat.decode.sample import Law
+from jmat.decode.text import Follower
 from jmat.maps.carry import Carry
 from jmat.models.cache import new_cache
 from jmat.models.rotary import rotate
@@ -355,6 +359,62 @@ def test_streaming_and_stop_strings():
     assert found.texts == whole.texts == (pieces[0], pieces[1])
     for tokens, layers in zip(found.tokens, found.exits.layers, strict=True):
         assert len(tokens) == len(layers)
+    assert tuple("".join(row) for row in found.exits.pieces) == found.texts
+
+
+# --- what a result shows --------------------------------------------------------------------------
+
+
+def luminance(colour):
+    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_a_result_shows_where_tokens_left(gpt2):
+    layers = (np.array([4, 1, 2], np.int32), np.array([4, 4], np.int32))
+    exits = TokenExits(layers, (), (1, 2), 4, 9, (("new ", "<b>", "é"), ("a", " b")))
+    found = Generated(
+        prompts=(np.array([1], np.int32), np.array([2], np.int32)),
+        tokens=(np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)),
+        reasons=("length", "stop token"),
+        texts=("new <b>é", "a b"),
+        prompt_texts=("Return", "The"),
+        exits=exits,
+    )
+    shown = repr(found)
+    assert "2 texts, 5 new tokens, which left after 3.0 blocks on average" in shown
+    assert "(3 tokens, length; tokens by layer 1: 1, 2: 1, 4: 1)" in shown
+    page = found._repr_html_()
+    assert '<span title="whole model">new </span>' in page
+    assert (
+        '<span title="layer 1" style="background: #91c7f8; color: #191c22">&lt;b&gt;</span>' in page
+    )
+    assert "left at layer <span" in page
+    assert "http" not in page
+    ids = dataclasses.replace(
+        found, texts=None, prompt_texts=None, exits=exits._replace(pieces=None)
+    )
+    assert ">6 </span>" in ids._repr_html_()
+    for layer in range(1, 12):
+        contrast = (luminance(colour(layer, 12)) + 0.05) / (luminance("#191c22") + 0.05)
+        assert contrast > 7
+
+
+def test_pieces_are_the_text():
+    """Also where characters take several tokens, and a stop string cuts the text."""
+    _, tokenizer = jmat.load("gpt2-docs")
+    for text, strings in (
+        ("Return a new é ∑ array.", []),
+        ("Return a new array of items", [" ar"]),
+    ):
+        ids = np.asarray(tokenizer([text])["input_ids"][0], np.int32)
+        follower = Follower(tokenizer, ids[:2], strings, [], None)
+        follower.take(ids[2:], ended=True)
+        pieces = follower.pieces()
+        assert "".join(pieces) == follower.text
+        assert len(pieces) == (follower.stopped or len(ids) - 2)
+        assert pieces[0] == " new"
 
 
 # --- bad input ------------------------------------------------------------------------------------

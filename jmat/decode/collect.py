@@ -92,18 +92,26 @@ def collected(
         drafts=DraftCounts(*(np.asarray(part)[: len(ids)] for part in log))
         if isinstance(log, DraftCounts)
         else None,
-        exits=_token_exits(log, looked_at, [len(new) for new in written])
+        exits=_token_exits(log, looked_at, written, state, followers)
         if isinstance(log, Log)
         else None,
     )
 
 
-def _token_exits(log: Log, looked_at: tuple[int, ...], sizes: Sequence[int]) -> TokenExits:
-    """Returns where the tokens of texts of these sizes left."""
+def _token_exits(
+    log: Log,
+    looked_at: tuple[int, ...],
+    written: Sequence[Int32[ndarray, " _"]],
+    state: State,
+    followers: Sequence[Follower],
+) -> TokenExits:
+    """Returns where the tokens of texts left."""
     layers, confidences = np.asarray(log.layers), np.asarray(log.confidences)
     return TokenExits(
-        layers=tuple(layers[row, :size] for row, size in enumerate(sizes)),
-        confidences=tuple(confidences[row, :size] for row, size in enumerate(sizes)),
+        layers=tuple(layers[row, : len(new)] for row, new in enumerate(written)),
+        confidences=tuple(confidences[row, : len(new)] for row, new in enumerate(written)),
         looked_at=looked_at,
+        blocks=len(state.cache.blocks),
         programs=int(log.programs),
+        pieces=tuple(follower.pieces() for follower in followers) if followers else None,
     )

@@ -175,15 +175,19 @@ class TokenExits(NamedTuple):
       confidences: of each text, [tokens, layers looked at]; NaN where the token had
         left, and for the first token, which comes with the prompt.
       looked_at: the layers.
+      blocks: L, of the whole model.
       programs: how many blocks were run behind the prompts: each run serves the tokens
         of all texts that are there, and so up to 8 of a text where blocks that were
         skipped are made good.
+      pieces: of each text, what each token adds to it; None without a tokenizer.
     """
 
     layers: tuple[Int[ndarray, " n"], ...]
     confidences: tuple[Float[ndarray, "n m"], ...]
     looked_at: tuple[int, ...]
+    blocks: int
     programs: int
+    pieces: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def mean_layer(self) -> float:

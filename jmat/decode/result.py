@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
+from jmat.decode.coloured import chips, counted, legend
 from jmat.decode.draft import DraftCounts
 from jmat.decode.exits import TokenExits
 from jmat.runtime.errors import printable
@@ -64,17 +65,22 @@ class Generated:
         return "\n".join(lines + self._left_out())
 
     def _repr_html_(self) -> str:
-        """Returns the same for a notebook: prompts grey, new text black; all is escaped."""
+        """Returns the same for a notebook: prompts grey, new text black, or coloured where
+        tokens left early; all is escaped.
+        """
         rows = []
         for row in range(min(len(self), _MOST_TEXTS)):
             prompt, text = (html.escape(printable(part)) for part in self._shown(row))
+            if self.exits is not None:
+                text = chips(self.exits, row, self._pieces(row), _MOST_CHARACTERS)
             rows.append(
                 '<p style="white-space: pre-wrap; margin: 0.4em 0">'
                 f'<span style="opacity: 0.55">{prompt}</span><b style="font-weight: 600">{text}</b>'
                 f' <small style="opacity: 0.55">({html.escape(self._end(row))})</small></p>'
             )
         more = "".join(f"<p>{html.escape(line)}</p>" for line in self._left_out())
-        return f"<div><small>{html.escape(self._size())}</small>{''.join(rows)}{more}</div>"
+        key = "" if self.exits is None else f"<p>{legend(self.exits)}</p>"
+        return f"<div><small>{html.escape(self._size())}</small>{key}{''.join(rows)}{more}</div>"
 
     def _size(self) -> str:
         count = sum(len(tokens) for tokens in self.tokens)
@@ -102,8 +108,16 @@ class Generated:
         prompt = prompt if len(prompt) <= _MOST_CHARACTERS else f"…{prompt[-_MOST_CHARACTERS:]}"
         return prompt, text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
+    def _pieces(self, row: int) -> tuple[str, ...]:
+        """Returns what each token adds to a text; its id where there is no text."""
+        if self.exits is not None and self.exits.pieces is not None:
+            return self.exits.pieces[row]
+        return tuple(f"{token} " for token in self.tokens[row])
+
     def _end(self, row: int) -> str:
         words = f"{len(self.tokens[row])} tokens, {self.reasons[row]}"
+        if self.exits is not None:
+            words += f"; {counted(self.exits, row)}"
         if self.scores is None or not len(self.scores[row]):
             return words
         return f"{words}, mean log-probability {self.scores[row].mean():.2f}"

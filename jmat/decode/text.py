@@ -2,6 +2,7 @@
 and what cannot change any more is handed on.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from jaxtyping import Int32
@@ -71,6 +72,23 @@ class Follower:
                 break
             same += 1
         return whole[same:]
+
+    def pieces(self) -> tuple[str, ...]:
+        """Returns what each token adds to the text: together they are the text. A
+        character of several tokens counts to the last of them.
+        """
+        ends, before = [0], self._before
+        for token in self._tokens:
+            longer = [*before, token]
+            added = len(self._whole(longer)) - len(self._whole(before))
+            ends.append(min(max(ends[-1] + added, ends[-1]), len(self.text)))
+            before = longer[-_BEFORE:]
+        ends[-1] = len(self.text)
+        return tuple(self.text[start:end] for start, end in itertools.pairwise(ends))
+
+    def _whole(self, tokens: list[int]) -> str:
+        """Returns the text of tokens without a character of which bytes are to come."""
+        return _decoded(self._tokenizer, tokens).rstrip(_HALF)
 
     def _first_stop(self) -> int | None:
         found = [self.text.find(string) for string in self._stop_strings]
