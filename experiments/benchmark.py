@@ -34,7 +34,6 @@ Competitors that are not installed are left out with a sentence (`pip install
 
 import pathlib
 import tempfile
-from typing import Any
 
 import jax
 from absl import flags
@@ -46,6 +45,7 @@ from experiments.benchmarking.setup import SHAPES, Bench, random_model, random_s
 from jmat.checkpoint import parameters
 from jmat.data.examples import Examples
 from jmat.report.results import write_results
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import chosen
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import output_path
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = set_up(pathlib.Path(folder))
-        about: dict[str, Any] = {
+        about: Keywords = {
             "model_hash": model_hash(parameters(bench.model)),
             "text": text_flags.describe_text("random tokens", Examples(bench.fit, bench.eval)),
         }

@@ -18,8 +18,6 @@ and no n-gram has read:
 - A few continuations, to read.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +30,10 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import load
 from jmat.data import corpus, splitting
 from jmat.data.corpus import sentences_fingerprint
-from jmat.data.encoding import encode, special_id, special_tokens, text_tokens
+from jmat.data.encoding import Tokenizer, encode, known_id, special_id, special_tokens, text_tokens
 from jmat.metrics.bootstrap import bootstrap_counts, bootstrap_mean, bootstrap_ratio
 from jmat.metrics.predictions import Predictions
+from jmat.models.family import Transformer
 from jmat.report.notes import estimate, with_note
 from jmat.report.results import write_results
 from jmat.report.rows import Row
@@ -64,7 +63,7 @@ _MOST_TOKENS = 4096  # of a sentence that the n-gram is fitted to
 
 
 def perplexities(
-    model: Any, tokenizer: Any, split: dict[str, list[str]], order: int, seed: int
+    model: Transformer, tokenizer: Tokenizer, split: dict[str, list[str]], order: int, seed: int
 ) -> list[Row]:
     """Returns the perplexity of the model and of the n-gram on the same tokens of
     `eval`.
@@ -72,7 +71,7 @@ def perplexities(
     A sentence and its end are cut at the model's longest text; all tokens but the first
     are scored. Intervals are over sentences, with the same resamples for both.
     """
-    end, length = tokenizer.eos_token_id, model.config.num_positions
+    end, length = known_id(tokenizer, "eos"), model.config.num_positions
     special = special_tokens(tokenizer, masked=False)
     most = {"train": _MOST_TOKENS, "eval": length}
     encoded = {name: encode(split[name], tokenizer, size, special) for name, size in most.items()}
@@ -95,7 +94,9 @@ def perplexities(
     return rows
 
 
-def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: int) -> Row:
+def accuracy(
+    name: str, model: Transformer, tokenizer: Tokenizer, sentences: list[str], seed: int
+) -> Row:
     """Returns the share of sentences whose drawn token the model puts first, with its
     interval.
 
@@ -117,7 +118,7 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
         tokens[i, : len(s)], real[i, : len(s)] = s, True
     every = np.arange(len(ids))
     if masked:
-        tokens[every, places] = tokenizer.mask_token_id
+        tokens[every, places] = known_id(tokenizer, "mask")
     read_at = places if masked else places - 1
     # Long texts with long ones: little padding.
     order = np.argsort([len(s) for s in ids], kind="stable")
@@ -135,7 +136,13 @@ def accuracy(name: str, model: Any, tokenizer: Any, sentences: list[str], seed: 
 
 
 def complete(
-    model: Any, tokenizer: Any, prompt: str, *, temperature: float, key: jax.Array, most: int = 30
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    temperature: float,
+    key: jax.Array,
+    most: int = 30,
 ) -> str:
     """Continues a prompt until the sentence ends; temperature 0 takes the best token
     each time.
@@ -154,23 +161,24 @@ def complete(
             best = jax.random.categorical(
                 jax.random.fold_in(key, at), scores / jnp.float32(temperature)
             )
-        if int(best) == tokenizer.eos_token_id:
+        if int(best) == known_id(tokenizer, "eos"):
             break
         tokens[0, at] = int(best)
         at += 1
-    return tokenizer.decode(tokens[0, len(special.before) : at].tolist())
+    return str(tokenizer.decode(tokens[0, len(special.before) : at].tolist()))
 
 
-def check_masked(model: Any, tokenizer: Any, name: str) -> None:
-    """Raises ValueError for a model that does not predict masked tokens, or has no
-    tokenizer that knows the mask.
+def check_masked(model: Transformer, tokenizer: Tokenizer | None, name: str) -> Tokenizer:
+    """Returns the tokenizer. Raises ValueError for a model that does not predict masked
+    tokens, or has no tokenizer that knows the mask.
     """
     if model.config.causal or model.head is None:
         raise ValueError(f"{name} is no masked language model; choose one such as bert-docs.")
-    if special_id(tokenizer, "mask") is None:
+    if tokenizer is None or special_id(tokenizer, "mask") is None:
         raise ValueError(
             f"{name} has no tokenizer with a mask token, so nothing can be masked in a text."
         )
+    return tokenizer
 
 
 def main(argv: list[str]) -> None:
@@ -188,13 +196,13 @@ def main(argv: list[str]) -> None:
     cli.claim_folder(out, "bundled_quality", config, reads=reads, overwrite=_OVERWRITE.value)
     gpt2, gpt2_tokenizer = load(_GPT2.value)
     bert, bert_tokenizer = load(_BERT.value)
-    check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
+    gpt2_tokenizer = check_causal(gpt2, gpt2_tokenizer, f"--gpt2={_GPT2.value}")
     if special_id(gpt2_tokenizer, "eos") is None:
         raise ValueError(
             f"the tokenizer of --gpt2={_GPT2.value} has no token for the end of a sentence "
             "(eos_token)."
         )
-    check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
+    bert_tokenizer = check_masked(bert, bert_tokenizer, f"--bert={_BERT.value}")
     cli.say(f"reading corpus {_CORPUS.value}")
     sentences = corpus.load_corpus(_CORPUS.value)
     split = splitting.split(sentences)

@@ -6,7 +6,7 @@ import logging
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 import absl.logging
@@ -18,6 +18,7 @@ from experiments.help import asks_for_help, print_help
 from experiments.streams import lasting_streams
 from jmat.report.notes import format_notes
 from jmat.runtime import hosts
+from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.errors import printable, sentence
 from jmat.runtime.folders import OutputFolder, claim_output_folder
 from jmat.runtime.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, lasting_interrupts
@@ -37,7 +38,7 @@ _claimed: list[OutputFolder] = []
 def claim_folder(
     out: str | pathlib.Path,
     experiment: str,
-    config: Mapping[str, Any],
+    config: Fields,
     *,
     writes: Collection[str] = (),
     reads: Collection[str] = (),
@@ -80,7 +81,7 @@ def _leave(code: int) -> NoReturn:
     hosts.leave(code)
 
 
-def print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_notes(rows: Sequence[Fields]) -> None:
     """Prints every note of the rows once: which figures have no value, or mean less
     than they seem to.
     """
@@ -205,7 +206,7 @@ def _parsed(arguments: Sequence[str]) -> list[str]:
     sys.exit(1)
 
 
-def own_flags(module: str | None = None) -> dict[str, Any]:
+def own_flags(module: str | None = None) -> JsonObject:
     """Returns the flags of the running experiment, or of a module, by name, as
     results.json records them.
     """

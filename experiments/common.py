@@ -5,8 +5,8 @@ folder, and its results.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 import jax
 from absl import flags
@@ -23,9 +23,12 @@ from jmat.capture.reading import mask_token_of
 from jmat.capture.snapshots import discard
 from jmat.checkpoint import parameters
 from jmat.checkpoint.load import DTYPES, load
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, fingerprint
+from jmat.models.family import Transformer
 from jmat.report.results import Results
 from jmat.runtime import hosts, joining
+from jmat.runtime.annotations import Fields, JsonObject, Keywords
 from jmat.runtime.digests import model_hash
 from jmat.runtime.folders import OutputFolder, output_path
 from jmat.runtime.mesh import usual_batch
@@ -92,11 +95,11 @@ class Job:
     """A run of one experiment: what it works on and where it writes."""
 
     experiment: str
-    config: dict[str, Any]
+    config: JsonObject
     out: pathlib.Path
     claim: OutputFolder | None  # on its output folder; of several processes only the first has one
-    model: Any
-    tokenizer: Any
+    model: Transformer
+    tokenizer: Tokenizer | None
     source: str  # of the examples: a prepared file or a corpus
 
     def path(self, name: str) -> pathlib.Path:
@@ -138,12 +141,12 @@ class Job:
         ]
         return ", ".join(words)
 
-    def text(self) -> dict[str, Any]:
+    def text(self) -> JsonObject:
         """Returns the source of the examples, and their fingerprints."""
         return describe_text(self.source, self.examples)
 
     @property
-    def context(self) -> dict[str, Any]:
+    def context(self) -> JsonObject:
         """Returns the arguments of a study that say how the text is read and where it
         reports.
         """
@@ -164,8 +167,8 @@ class Job:
         self,
         results: Results,
         *,
-        config: Mapping[str, Any] | None = None,
-        text: Mapping[str, Any] | None = None,
+        config: Fields | None = None,
+        text: Fields | None = None,
     ) -> Results:
         """Returns the results of a study with the run's flags and the source of its
         text.
@@ -184,7 +187,7 @@ class Job:
             read = {**dict(results.text or {}), **describe_source(self.source)}
         return dataclasses.replace(results, config=config or self.config, text=read, maps_info=info)
 
-    def publish(self, results: Results, *, text: Mapping[str, Any] | None = None) -> None:
+    def publish(self, results: Results, *, text: Fields | None = None) -> None:
         """Writes the results of a study, which then have the run's flags, and prints
         them; the first process does.
 
@@ -193,7 +196,7 @@ class Job:
         if not hosts.is_first():
             return
         results = self.described(results, text=text)
-        drawing: dict[str, Any] = {
+        drawing: Keywords = {
             "figure_format": FLAGS.figure_format,
             "width": FLAGS.figure_width,
         }
@@ -213,7 +216,7 @@ def flag_options(kind: type[Options]) -> Options:
     where one is not valid.
     """
     names = [field.name for field in dataclasses.fields(kind) if field.name in FLAGS]
-    given: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    given: Keywords = {name: FLAGS[name].value for name in names}
     return kind(**given)
 
 
@@ -246,7 +249,7 @@ def start(
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
     say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
-    loading: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    loading: Keywords = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
     model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **loading)
     if needs_head:
         check_head(model)
@@ -264,7 +267,7 @@ def claim(
     writes: Collection[str] = (),
     reads: Collection[str] = (),
     many_hosts: bool = False,
-) -> tuple[dict[str, Any], pathlib.Path, OutputFolder | None]:
+) -> tuple[JsonObject, pathlib.Path, OutputFolder | None]:
     """The flags and the output folder of the run, which is claimed for it; settles the
     precision of products.
 

@@ -29,7 +29,6 @@ layers and much less without it.
 """
 
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -39,6 +38,7 @@ from jmat.checkpoint import parameters
 from jmat.checkpoint.load import find, load
 from jmat.models import fields_among
 from jmat.models.family import Transformer
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import model_hash
 from jmat.studies import linearity
 from jmat.studies.fitting import TOKENS
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
         "all_pairs": FLAGS.all_pairs,
     }
     writes = [*linearity.figure_names(**asked), common.SNAPSHOTS]
-    several: dict[str, Any] = {
+    several: Keywords = {
         "reads": ("revisions", "against"),
         "needs_head": False,
         "many_hosts": True,
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
     job = common.start("linearity", writes=writes, options=linearity.Options, **several)
     others = {name: load_other(job, name, revision=True) for name in FLAGS.revisions}
     other = load_other(job, FLAGS.against, revision=False) if FLAGS.against else None
-    models: dict[str, Any] = {"against": other, "revisions": others}
+    models: Keywords = {"against": other, "revisions": others}
     job.publish(
         linearity.run(
             job.model, job.examples, job.options(linearity.Options), **models, **job.context
@@ -97,7 +97,7 @@ def load_other(job: common.Job, name: str, *, revision: bool) -> Transformer:
     """
     is_folder = not revision or pathlib.Path(name).expanduser().is_dir()
     cli.say(f"loading {name}")
-    given: dict[str, Any] = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    given: Keywords = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
     source, given["revision"] = (name, None) if is_folder else (FLAGS.model, name)
     if FLAGS.ignore_config:  # fields of --model, which this one need not have
         given["ignore_config"] = fields_among(

@@ -16,12 +16,11 @@ two minutes on two CPU cores with the bundled models. Expect accuracy to rise ov
 first layers and to flatten.
 """
 
-from typing import Any
-
 from absl import flags
 
 from experiments import cli, common, figure_flags, text_flags
 from jmat.checkpoint.load import load
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_same_kind
 from jmat.studies import probe
 from jmat.studies.probe.labels import read_labelled
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> None:
         other = other._replace(
             examples=text_flags.prepare_examples(other.model, other.tokenizer, job.source)
         )
-    given: dict[str, Any] = {"labels": labels, "against": other, **job.context}
+    given: Keywords = {"labels": labels, "against": other, **job.context}
     results = probe.run(job.model, examples, job.options(probe.Options), **given)
     job.publish(
         results, text={**dict(results.text or {}), "source": _LABELS.value} if labels else None

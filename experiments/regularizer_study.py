@@ -21,7 +21,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from absl import flags
 from matplotlib.figure import Figure
@@ -34,6 +34,7 @@ from jmat.report.drawing import Drawing, titled
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import Content, Results
 from jmat.report.tables import Row, format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.folders import check_output_folder, output_path
 from jmat.training.penalties import KINDS
 
@@ -90,8 +91,8 @@ def main(argv: list[str]) -> None:
         out, "regularizer_study", config, writes=(figure_file(FIGURE),), overwrite=overwrite
     )
     rows: list[Row] = []
-    hashes: dict[str, Any] = {}
-    texts: dict[str, Any] = {}
+    hashes: Keywords = {}
+    texts: Keywords = {}
     for (kind, weight), folder in folders.items():
         name = label(kind, weight)
         given = [f"--regularizer={kind}", f"--reg_weight={weight}"]
@@ -118,7 +119,7 @@ def main(argv: list[str]) -> None:
     results = Results(
         "regularizer_study", rows, config, hashes, texts, figures={FIGURE: plot}, tables=table
     )
-    look: dict[str, Any] = {
+    look: Keywords = {
         "figure_format": flags.FLAGS.figure_format,
         "width": flags.FLAGS.figure_width,
     }

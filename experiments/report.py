@@ -17,12 +17,11 @@ Three minutes on two CPU cores with the bundled model, half an hour with one of 
 million parameters.
 """
 
-from typing import Any
-
 from absl import flags
 
 from experiments import cli, common, snapshot_flags
 from jmat.report.results import Results
+from jmat.runtime.annotations import Keywords
 from jmat.studies import overview
 from jmat.studies.prune.scores import SCORES
 from jmat.studies.prune.stand_ins import METHODS
@@ -39,7 +38,7 @@ flags.DEFINE_enum("score", "linearity", SCORES, "prune: score that orders the bl
 WRITES = (*overview.STUDIES, *overview.FILES, common.SNAPSHOTS)
 
 # Flags of the studies' own scripts that are no settings, at their defaults.
-_NOT_GIVEN: dict[str, dict[str, Any]] = {
+_NOT_GIVEN: dict[str, Keywords] = {
     "linearity": {"revisions": [], "against": None},
     "probe": {"labels": None, "against": None},
     "peek": {"sentences": None, "maps": None},
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
             results, config={k: v for k, v in settings.items() if not k.startswith("snapshot_")}
         )
 
-    given: dict[str, Any] = {
+    given: Keywords = {
         "folder": job.out,
         "before": job.path,
         "described": described,

@@ -1,7 +1,5 @@
 """Defines the flags of the text that a run reads, checks them, and makes the examples."""
 
-from typing import Any
-
 from absl import flags
 
 from experiments.cli import own_flags, say
@@ -9,9 +7,12 @@ from experiments.count_flags import ALL, define_count
 from jmat.capture.activations import check_examples
 from jmat.data import PROTOCOLS, hub_corpora, make_examples
 from jmat.data.corpus import docs_sentences, fit_eval, named_corpus, sentences_fingerprint
+from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples, count_shared, fingerprint, load_examples
 from jmat.data.kinds import describe_kind
 from jmat.data.pieces import draw_pieces
+from jmat.models.family import Transformer
+from jmat.runtime.annotations import JsonObject, Keywords
 from jmat.runtime.checks import LARGEST_SEED
 
 flags.DEFINE_string(
@@ -68,7 +69,7 @@ flags.DEFINE_bool(
 FLAGS = flags.FLAGS
 
 
-def describe_text(source: str, examples: Examples) -> dict[str, Any]:
+def describe_text(source: str, examples: Examples) -> JsonObject:
     """Returns what results.json says of a text: its source and its fingerprints.
 
     `fit` and `eval` are fingerprints of the examples; `corpus`, for `docs`, is that of
@@ -144,7 +145,7 @@ def check_positions() -> None:
         )
 
 
-def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
+def prepare_examples(model: Transformer, tokenizer: Tokenizer | None, source: str) -> Examples:
     """The examples in `source`, an .npz file, or new ones from the corpus of that name."""
     check_pieces(source)
     if is_prepared(source):
@@ -162,7 +163,7 @@ def prepare_examples(model: Any, tokenizer: Any, source: str) -> Examples:
         raise ValueError(f"{FLAGS.model} has no tokenizer; give prepared examples with --examples.")
     else:
         say(f"reading corpus {source}")
-        reading: dict[str, Any] = {
+        reading: Keywords = {
             "protocol": FLAGS.protocol,
             "max_length": model.config.num_positions,
             "masked": not model.config.causal,
@@ -205,7 +206,7 @@ def check_counts(reason: str) -> None:
             raise ValueError(f"--{name}=all: {reason}, so give a number.")
 
 
-def draw_settings() -> dict[str, Any]:
+def draw_settings() -> JsonObject:
     """Returns the numbers of sentences to draw, and the seed of the draw."""
     counts = {
         name: None if FLAGS[name].value == ALL else FLAGS[name].value

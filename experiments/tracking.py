@@ -10,12 +10,13 @@ import importlib.util
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from absl import flags
 
 from jmat.report.tables import Row
+from jmat.runtime.annotations import Fields, JsonObject, Keywords
 from jmat.runtime.errors import in_one_line
 from jmat.runtime.folders import OutputFolder
 from jmat.runtime.json_files import read_json_object
@@ -132,11 +133,11 @@ def _scalars(name: str, members: Sequence[tuple[Row, int | None]]) -> Iterator[P
                 yield Point(name if end == "value" else f"{name}/{end}", at, float(row[end]))
 
 
-def _read(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Sequence[Row]]]:
+def _read(folder: pathlib.Path) -> tuple[JsonObject, dict[str, Sequence[Row]]]:
     """Returns the settings of a run, and its rows by study ("" for a single one)."""
     single = folder / "results.json"
     content = read_json_object(single if single.exists() else folder / "report.json")
-    about: dict[str, Any] = {
+    about: Keywords = {
         key: content[key]
         for key in ("experiment", "config", "model_hash", "text")
         if key in content
@@ -146,7 +147,7 @@ def _read(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Sequence[Row]
     return about, {study: each["rows"] for study, each in content["studies"].items()}
 
 
-def _to_tensorboard(claim: OutputFolder, about: Mapping[str, Any], scalars: Sequence[Point]) -> str:
+def _to_tensorboard(claim: OutputFolder, about: Fields, scalars: Sequence[Point]) -> str:
     from tensorboardX import SummaryWriter
 
     folder = claim.path("tensorboard")
@@ -159,14 +160,14 @@ def _to_tensorboard(claim: OutputFolder, about: Mapping[str, Any], scalars: Sequ
     return f"{folder}: tensorboard --logdir={claim.folder}"
 
 
-def _to_wandb(claim: OutputFolder, about: Mapping[str, Any], scalars: Sequence[Point]) -> str:
+def _to_wandb(claim: OutputFolder, about: Fields, scalars: Sequence[Point]) -> str:
     import wandb
 
     claim.path("wandb")  # where it keeps its own files
     by_step: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for point in scalars:
         by_step[point.step][point.name] = point.value
-    names: dict[str, Any] = {
+    names: Keywords = {
         "project": "jmat",
         "name": claim.folder.name,
         "job_type": about["experiment"],

@@ -1,7 +1,5 @@
 """Mean Jacobians of the final stream by all others, against a loop in torch."""
 
-from typing import Any
-
 import numpy as np
 
 from experiments.benchmarking import rivals
@@ -11,6 +9,7 @@ from experiments.benchmarking.setup import Bench
 from jmat.capture.jacobians import MAX_TOKENS, JacobianSums, jacobian_sums
 from jmat.data.examples import Split
 from jmat.models.sites import stream_sites
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.timing import in_turn, seconds
 
 JACOBIAN_GOAL = Goal(3)
@@ -36,7 +35,7 @@ def jacobian_rows(bench: Bench) -> list[Row]:
         return jacobian_sums(bench.model, split, sources, target, fewest=1)
 
     first, axes = seconds(lambda: sums(_PROMPTS)), min(_AXES, width)
-    works: dict[str, Any] = {"jmat": lambda: sums(_PROMPTS)}
+    works: Keywords = {"jmat": lambda: sums(_PROMPTS)}
     if rivals.installed("torch"):
         import torch
 

@@ -20,6 +20,7 @@ from jmat.maps.jumps import fit_jumps, jump_pairs
 from jmat.maps.least_squares import lstsq
 from jmat.models import cost
 from jmat.models.sites import stream_sites
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.timing import in_turn, seconds
 from jmat.studies.linearity.measure import stored_linearity
 
@@ -191,7 +192,7 @@ def solutions(
 ) -> dict[str, Float[ndarray, "D D"]]:
     """W of `y = x @ W` by several methods, in the precision that each gives."""
     x, y = jnp.asarray(X), jnp.asarray(Y)
-    found: dict[str, Any] = {}
+    found: Keywords = {}
     with jax.default_matmul_precision("highest"):
         found["float32 normal equations"] = jnp.linalg.solve(x.T @ x, x.T @ y)
         found["jnp.linalg.lstsq"] = jnp.linalg.lstsq(x, y)[0]

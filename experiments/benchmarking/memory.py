@@ -20,6 +20,7 @@ from jmat.checkpoint import load_model
 from jmat.data.batches import Batch
 from jmat.maps.jumps import jump_pairs
 from jmat.models.config import ModelConfig
+from jmat.runtime.annotations import JsonObject
 
 
 def measure(
@@ -61,7 +62,7 @@ def _resident(what: str) -> int | None:
     return None if found is None else 1024 * int(found[1])
 
 
-def _main(folder: str, dtype: str, tokens: str, tokens_per_batch: str) -> dict[str, Any] | None:
+def _main(folder: str, dtype: str, tokens: str, tokens_per_batch: str) -> JsonObject | None:
     jax.block_until_ready(jax.numpy.zeros(1) + 1)
     before = _resident("VmRSS")
     model = load_model(pathlib.Path(folder), dtype=dtype)

@@ -1,7 +1,6 @@
 """Times passes over the model: reading activations, and statistics that stream by."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +26,7 @@ from jmat.forward import run
 from jmat.maps.jumps import fit_jumps_to_moments, jump_pairs
 from jmat.models import cost
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.models.flops import block_flops
 from jmat.models.sites import stream_sites
 from jmat.runtime.timing import Work, in_turn, seconds
@@ -97,7 +97,7 @@ def capture_rows(bench: Bench) -> list[Row]:
     return [*rows, paired_row("capture", same, other, CAPTURE_GOAL, metric="same batches")]
 
 
-def _padded(model: Any, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]:
+def _padded(model: Transformer, batches: Sequence[Batch]) -> list[Float[ndarray, "n D"]]:
     """h_0 .. h_L at the positions of padded batches, on the host."""
     keep, values = stream_sites(model.config.layers), []
     for batch in batches:

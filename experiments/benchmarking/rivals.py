@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from jmat.data.batches import Batch
+from jmat.runtime.annotations import Keywords
 
 
 def installed(package: str) -> bool:
@@ -56,7 +57,7 @@ def torch_streams(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    options: dict[str, Any] = {"attn_implementation": attention, "dtype": getattr(torch, dtype)}
+    options: Keywords = {"attn_implementation": attention, "dtype": getattr(torch, dtype)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = (
         transformers.AutoModel.from_pretrained(folder, local_files_only=True, **options)

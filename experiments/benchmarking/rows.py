@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Row = dict[str, Any]
+from jmat.runtime.annotations import Fields, JsonObject
+
+Row = JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ def duration(value: float | int) -> str:
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
-def format_ratios(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_ratios(rows: Sequence[Fields]) -> str:
     """part | jmat | other | ratio | goal | met. A goal that is not reached says MISSED."""
     lines = [("part", "jmat", "other", "ratio", "goal", "met")]
     for row in rows:
@@ -126,7 +128,7 @@ def format_ratios(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_errors(rows: Sequence[Fields]) -> str:
     """Returns tables of relative errors in predictions, one for each noise: a line a
     method, a column a problem (a condition number, or the number and size of outlier
     coordinates).
@@ -146,7 +148,7 @@ def format_errors(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _problem(row: Mapping[str, Any]) -> str:
+def _problem(row: Fields) -> str:
     return (
         f"{row['condition']:.0e}" if "condition" in row else f"{row['outliers']} x {row['times']}"
     )

@@ -16,6 +16,7 @@ from jmat.checkpoint import load_model, save_model
 from jmat.data.examples import Split
 from jmat.models import build, config_from_hf
 from jmat.models.config import ModelConfig
+from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
 
 # n_layer, n_embd, n_head of the published checkpoints and of the bundled one; `tiny` is for tests.
@@ -53,7 +54,7 @@ class Bench:
         peak: FLOP/s of the device in `dtype`, if it is known; else it is measured.
     """
 
-    model: Any
+    model: Transformer
     folder: pathlib.Path
     dtype: str
     fit: Split

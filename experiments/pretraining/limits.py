@@ -2,19 +2,17 @@
 weights meanwhile.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmat.runtime.annotations import Fields
 from jmat.training.train import TrainState
 
 MOST_STEPS = 2**31 - 1  # that the state can count
 
 
-def check_sizes(settings: Mapping[str, Any]) -> None:
+def check_sizes(settings: Fields) -> None:
     """Raises ValueError for sizes and steps that do not go together, before anything is
     read.
     """
@@ -34,7 +32,7 @@ def check_sizes(settings: Mapping[str, Any]) -> None:
         )
 
 
-def step_count(settings: Mapping[str, Any], rows: int) -> int:
+def step_count(settings: Fields, rows: int) -> int:
     """Returns the number of steps. Raises ValueError for a text too small for one step,
     or for the warm-up.
     """

@@ -3,7 +3,8 @@ its own results.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from jmat.runtime.annotations import Fields, JsonObject
 
 # Experiment → the rows of its results that the study reports: metric → the map that they must be
 # of.
@@ -16,9 +17,7 @@ MEASURES: dict[str, dict[str, tuple[str, ...]]] = {
 BY_LAYER = ("linearity", "linearity_without_residual", "accuracy", "precision@1")
 
 
-def reported(
-    name: str, results: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
-) -> list[dict[str, Any]]:
+def reported(name: str, results: Fields, wanted: Mapping[str, Sequence[str]]) -> list[JsonObject]:
     """Returns the rows to report, under the variant's name; where several maps are
     wanted, with the map's too.
     """

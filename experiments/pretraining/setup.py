@@ -11,6 +11,8 @@ from experiments import cli
 from experiments.pretraining import tokenizers
 from jmat.checkpoint.tokenizer import load_tokenizer
 from jmat.data import encoding, packing
+from jmat.data.encoding import Tokenizer
+from jmat.runtime.annotations import JsonObject
 from jmat.runtime.files import save_folder
 from jmat.training import train as training
 from jmat.training.penalties import Regularizer
@@ -23,7 +25,7 @@ Pairs = list[tuple[np.ndarray, np.ndarray]]
 
 def hf_config(
     arch: str, vocab_size: int, layers: int, width: int, heads: int, length: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the config.json of a model to train, without dropout."""
     if arch == "gpt2":
         return {
@@ -95,7 +97,7 @@ def save_tokenizer(folder: pathlib.Path, files: dict[str, bytes]) -> None:
     files.clear()
 
 
-def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pairs:
+def encode(arch: str, tokenizer: Tokenizer, sentences: list[str], length: int) -> Pairs:
     """Returns (inputs, targets) of sentences, to pack. BERT's are cut to `length` here,
     so that they end with [SEP].
     """
@@ -104,12 +106,12 @@ def encode(arch: str, tokenizer: Any, sentences: list[str], length: int) -> Pair
     encoded = encoding.encode(sentences, tokenizer, most, special)
     ids = [tokens.tolist() for tokens in encoded if tokens is not None]
     if arch == "gpt2":
-        return packing.next_tokens(ids, end=tokenizer.eos_token_id)
+        return packing.next_tokens(ids, end=encoding.known_id(tokenizer, "eos"))
     return packing.same_tokens(ids, tokenizer.all_special_ids)
 
 
-def language_model_loss(arch: str, tokenizer: Any, regularizer: Regularizer) -> training.Loss:
+def language_model_loss(arch: str, tokenizer: Tokenizer, regularizer: Regularizer) -> training.Loss:
     """Returns the loss that `arch` is trained with."""
     if arch == "gpt2":
         return functools.partial(training.causal_lm_loss, regularizer=regularizer)
-    return training.masked_lm_loss(tokenizer.mask_token_id, regularizer=regularizer)
+    return training.masked_lm_loss(encoding.known_id(tokenizer, "mask"), regularizer=regularizer)

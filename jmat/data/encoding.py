@@ -92,6 +92,16 @@ def special_id(tokenizer: KnowsSpecialTokens | None, name: str) -> int | None:
     return getattr(tokenizer, f"{name}_token_id", None)
 
 
+def known_id(tokenizer: KnowsSpecialTokens, name: str) -> int:
+    """Returns the id of the special token `mask`, `eos`, …. Raises ValueError where the
+    tokenizer has none.
+    """
+    found = special_id(tokenizer, name)
+    if found is None:
+        raise ValueError(f"the tokenizer has no special token {name!r}.")
+    return found
+
+
 class SpecialTokens(NamedTuple):
     """Holds the ids that a tokenizer puts before and after every text."""
 

@@ -364,8 +364,8 @@ CHANGES = [
     ),
     Change(
         "experiments/bundled_quality.py",
-        "    return tokenizer.decode(tokens[0, len(special.before) : at].tolist())",
-        "    return tokenizer.decode(tokens[0, : at].tolist())",
+        "    return str(tokenizer.decode(tokens[0, len(special.before) : at].tolist()))",
+        "    return str(tokenizer.decode(tokens[0, : at].tolist()))",
         "continuations show BOS",
         "test_wiring_units.py test_wiring_models.py",
     ),

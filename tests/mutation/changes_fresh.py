@@ -385,8 +385,8 @@ CHANGES = [
     ),
     Change(
         "experiments/bundled_quality.py",
-        "if int(best) == tokenizer.eos_token_id:\n            break",
-        "if int(best) == tokenizer.eos_token_id:\n            at += 1\n            break",
+        'if int(best) == known_id(tokenizer, "eos"):\n            break',
+        'if int(best) == known_id(tokenizer, "eos"):\n            at += 1\n            break',
         "a continuation ends with the token at its end",
         "test_counts.py test_wiring_units.py",
     ),

@@ -516,8 +516,8 @@ CHANGES = [
     ),
     Change(
         "experiments/bundled_quality.py",
-        "        tokens[every, places] = tokenizer.mask_token_id",
-        "        tokens[every, places - 1] = tokenizer.mask_token_id",
+        '        tokens[every, places] = known_id(tokenizer, "mask")',
+        '        tokens[every, places - 1] = known_id(tokenizer, "mask")',
         "the token before is masked",
         _MODELS,
     ),
