@@ -51,7 +51,7 @@ def test_all_experiments_are_listed(monkeypatch):
 def test_descriptions_begin_with_a_verb():
     for name, description in command.experiments().items():
         verb, *rest = description.split()
-        assert verb in ("Checks", "Compares", "Measures", "Runs", "Shows", "Trains"), name
+        assert verb in ("Checks", "Compares", "Makes", "Measures", "Runs", "Shows", "Trains"), name
         assert len(rest) > 4, name
         assert description.endswith("."), name
         assert len(description) <= 85, name
