@@ -12,6 +12,7 @@ from jmat.decode.exits import Exits
 from jmat.decode.fit_exits import fit_exits
 from jmat.decode.generate import generate
 from jmat.decode.lookup import Lookup
+from jmat.decode.tuning import tune_draft
 from jmat.forward import logits, run
 from jmat.maps.carry import fit_carry
 from jmat.maps.fit import fit_map
@@ -60,6 +61,7 @@ __all__ = [
     "streams",
     "studies",
     "tree",
+    "tune_draft",
 ]
 
 

@@ -101,6 +101,11 @@ def check_tokens(tokens: int) -> None:
         raise ValueError(f"tokens={tokens}: expected 1 to {MOST_DRAFTED} drafted tokens.")
 
 
+def words_of(draft: Draft) -> Int32[ndarray, " W"] | None:
+    """Returns the words that are drafted; None: all."""
+    return None if draft.words is None else np.asarray(draft.words, np.int32)
+
+
 class DraftCounts(NamedTuple):
     """Holds what became of the drafts of each row.
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
 from jmat.decode.checking import Check, Drafted, checked, put
-from jmat.decode.draft import Draft, DraftCounts, Earlier
+from jmat.decode.draft import Draft, DraftCounts, Earlier, words_of
 from jmat.decode.drafting import Drafter, draft_tokens
 from jmat.decode.lookup import Lookup, copied_tokens
 from jmat.decode.passes import Rules, State, last_tokens, placed, read
@@ -112,8 +112,7 @@ def drafter_of(draft: Draft | Lookup) -> Drafter | None:
     """Returns the values by which a draft is made; None where tokens are copied."""
     if isinstance(draft, Lookup):
         return None
-    words = None if draft.words is None else np.asarray(draft.words, np.int32)
-    return Drafter(draft.map, np.asarray(draft.least, np.float32), words)
+    return Drafter(draft.map, np.asarray(draft.least, np.float32), words_of(draft))
 
 
 @functools.partial(

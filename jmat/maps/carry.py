@@ -148,16 +148,17 @@ def fit_carry(
     sites = [stream_sites(L)[end] for end in (layer, L)]
     acts = capture(model, split, sites, progress=progress)
     stream, final = (acts[site] for site in sites)
-    pair, stand_in = _solved(stream, final, later, earlier == BOTH, rounds)
+    pair, stand_in = solve_carry(stream, final, later, both=earlier == BOTH, rounds=rounds)
     return CarryFit(stand_in, pair.solution(), layer, rounds)
 
 
-def _solved(
+def solve_carry(
     stream: Float[ndarray, "N D"],
     final: Float[ndarray, "N D"],
     later: Int[ndarray, " M"],
-    both: bool,
-    rounds: int,
+    *,
+    both: bool = True,
+    rounds: int = 1,
 ) -> tuple[Regression, Carry]:
     """Returns the regression of the last round and its map.
 
