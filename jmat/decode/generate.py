@@ -17,7 +17,7 @@ from jmat.decode.exits import Exits
 from jmat.decode.leave import Log, new_log, write_leaving
 from jmat.decode.lookup import Lookup
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
-from jmat.decode.passes import Rules, State, first, read_prompts, write
+from jmat.decode.passes import Rules, State, first, read_prompts, usual_piece, write
 from jmat.decode.plan import looks_of
 from jmat.decode.prompts import Prompts, prompt_ids
 from jmat.decode.result import Generated
@@ -31,7 +31,7 @@ from jmat.models.settling import settle
 from jmat.models.sites import Site
 from jmat.models.stack import check_head
 from jmat.runtime.checks import check_flag, check_seed, check_whole
-from jmat.runtime.mesh import settled, usual_batch
+from jmat.runtime.mesh import settled
 from jmat.runtime.shapes import rung
 
 _LOOK_EVERY = 8  # tokens after which the host looks for stop strings
@@ -192,7 +192,7 @@ def _run(
         tokens[row, : len(prompt)] = prompt
     room = min(rung(int(lengths.max()) + most, 32), config.num_positions)
     cache = new_cache(model, rows, room)
-    x, cache = read_prompts(model, tokens, lengths, cache, rules.sites, _piece(rows))
+    x, cache = read_prompts(model, tokens, lengths, cache, rules.sites, usual_piece(rows))
     drafting = None
     if draft is not None:
         drafting, cache = begin(draft, model, x, tokens, lengths, cache, rules.sites)
@@ -249,12 +249,6 @@ def _run(
             )
         else:
             state = settled(write(leaves, structure, state, rules, until, rows=over), over)
-
-
-def _piece(rows: int) -> int:
-    """Returns how many tokens of long prompts are read at a time, a power of two."""
-    most = max(usual_batch() // rows, 32)
-    return 1 << (most.bit_length() - 1)
 
 
 def _seen(ids: Sequence[Int32[ndarray, " _"]], rows: int, vocab_size: int) -> ndarray:

@@ -55,7 +55,7 @@ class Log(NamedTuple):
     programs: Int[Array, ""]
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
     """Holds the token that a step reads in each row, on its way through the blocks.
 
     Attributes:
@@ -121,7 +121,7 @@ def write_leaving(
 
     def step(carry: tuple[State, Log]) -> tuple[State, Log]:
         state, log = carry
-        token = _read_token(model, state, log, rules, looks, plan)
+        token = read_token(model, state, log, rules, looks, plan)
         place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
         log = Log(
             layers=jnp.where(place, token.layers[:, None], log.layers),
@@ -136,9 +136,9 @@ def write_leaving(
     return placed(state, rows), Log(layers, confidences, gaps, log.programs)
 
 
-def _read_token(
+def read_token(
     model: Transformer, state: State, log: Log, rules: Rules, looks: Looks, plan: Plan
-) -> _Token:
+) -> Token:
     """Returns the last token of each row, read until it leaves."""
     B, m, L = len(state.going), len(plan.looked_at), model.config.layers
     at = state.cache.lengths[0]  # the column of the token
@@ -146,7 +146,7 @@ def _read_token(
     x, cache = read(
         model, last_tokens(state), state.going[:, None], state.cache, rules.sites, stop=first
     )
-    token = _Token(
+    token = Token(
         cache=cache,
         gaps=log.gaps,
         x=x,
@@ -159,10 +159,10 @@ def _read_token(
         programs=log.programs + first,
     )
 
-    def look(token: _Token, i: int) -> _Token:
+    def look(token: Token, i: int) -> Token:
         return _look(model, token, at, rules, looks, plan, i)
 
-    def go_on(token: _Token, i: int) -> _Token:
+    def go_on(token: Token, i: int) -> Token:
         """Runs the blocks up to the next look, or to the end."""
         start = plan.looked_at[i]
         stop = plan.looked_at[i + 1] if i + 1 < m else L
@@ -198,13 +198,13 @@ def _read_token(
 
 def _look(
     model: Transformer,
-    token: _Token,
+    token: Token,
     at: Int[Array, " B"],
     rules: Rules,
     looks: Looks,
     plan: Plan,
     i: int,
-) -> _Token:
+) -> Token:
     """Returns the token of each row after the look at a layer: those that are sure
     enough have left.
     """
@@ -248,7 +248,7 @@ def _look(
 
 
 def _confidence(
-    scores: Float[Array, "B W"], token: _Token, plan: Plan, *, first: bool
+    scores: Float[Array, "B W"], token: Token, plan: Plan, *, first: bool
 ) -> tuple[Float[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
     """Returns how sure a prediction is, its most likely token, and how many looks in a
     row agreed on that with the one before.

@@ -25,6 +25,7 @@ from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.models.stack import behind, final_norm, run_blocks, run_embed, unembed
 from jmat.runtime.annotations import Keywords, PyTree
+from jmat.runtime.mesh import usual_batch
 
 _SHORTEST = 8  # tokens of a piece: shorter prompts are padded
 
@@ -124,6 +125,12 @@ def read_prompts(
         last = _at_the_end(x, lengths - 1 - at, last)
     assert last is not None
     return last, cache
+
+
+def usual_piece(rows: int) -> int:
+    """Returns how many tokens of long prompts are read at a time, a power of two."""
+    most = max(usual_batch() // rows, 32)
+    return 1 << (most.bit_length() - 1)
 
 
 @jax.jit

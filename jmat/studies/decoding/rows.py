@@ -15,6 +15,7 @@ from jmat.studies.decoding.methods import PLAIN, Method
 
 SPEED, SPEED_UP = "tokens_a_second", "speed_up"
 SAME, UNTIL = "same_tokens", "until_difference"
+_NO_DRAFT = "nothing was drafted"
 ACCEPTED, PER_CHECK = "accepted", "tokens_a_check"
 
 
@@ -32,7 +33,7 @@ def method_rows(
     rows: list[Row] = []
     for method in methods:
         texts = written[method.name].texts
-        figures = [] if method.name == PLAIN else _agreement(texts, plain.texts, seed)
+        figures = [] if method.name == PLAIN else agreement_rows(texts, plain.texts, seed)
         if texts.drafts is not None:
             figures += _drafts(texts, seed)
         figures += _clock(written[method.name], plain)
@@ -40,7 +41,7 @@ def method_rows(
     return rows
 
 
-def _agreement(texts: Generated, plain: Generated, seed: int) -> list[Row]:
+def agreement_rows(texts: Generated, plain: Generated, seed: int) -> list[Row]:
     """Returns how far texts are those of the whole model: the share of its tokens that
     stand at the same place, and the number of tokens before the first difference.
     """
@@ -53,7 +54,7 @@ def _agreement(texts: Generated, plain: Generated, seed: int) -> list[Row]:
         same[row], lengths[row] = agrees.sum(), length
         until[row] = length if agrees.all() else np.argmin(agrees)
     return [
-        _ratio(SAME, same, lengths, seed),
+        ratio_row(SAME, same, lengths, seed),
         {
             "metric": UNTIL,
             **estimate(*bootstrap_mean(until, seed=seed)),
@@ -71,8 +72,8 @@ def _drafts(texts: Generated, seed: int) -> list[Row]:
     # the first token of a text comes from reading its prompt, not from a check
     written = np.array([len(tokens) - 1 for tokens in texts.tokens], np.float64)
     return [
-        _ratio(ACCEPTED, accepted, drafted, seed),
-        _ratio(PER_CHECK, written, cycles, seed),
+        ratio_row(ACCEPTED, accepted, drafted, seed, none=_NO_DRAFT),
+        ratio_row(PER_CHECK, written, cycles, seed, none=_NO_DRAFT),
     ]
 
 
@@ -98,11 +99,26 @@ def _extremes(metric: str, turns: Sequence[float], value: float) -> Row:
     return {"metric": metric, "value": value, "interval": "extremes over turns", **spread}
 
 
-def _ratio(metric: str, sums: Float[ndarray, " N"], counts: Float[ndarray, " N"], seed: int) -> Row:
-    """Returns Σ sums / Σ counts over prompts, with its interval."""
+def ratio_row(
+    metric: str,
+    sums: Float[ndarray, " N"],
+    counts: Float[ndarray, " N"],
+    seed: int,
+    *,
+    none: str = "no token is of this kind",
+) -> Row:
+    """Returns Σ sums / Σ counts over prompts, with its interval.
+
+    Args:
+      metric: name of the figure.
+      sums: of each prompt.
+      counts: by which they are divided; prompts with 0 do not count.
+      seed: of the resamples of prompts.
+      none: note where no prompt counts.
+    """
     there = counts > 0
     if not there.any():
-        return {"metric": metric, "value": None, "n": 0, "note": "nothing was drafted"}
+        return {"metric": metric, "value": None, "n": 0, "note": none}
     sums, counts = sums[there], counts[there]
     found = bootstrap_ratio(sums, counts, bootstrap_counts(len(sums), seed=seed))
     return {"metric": metric, **estimate(*map(np.float64, found)), "n": len(sums)}
