@@ -7,7 +7,7 @@ another forward pass. Axis letters: S settings (thresholds), N examples, L block
 L1 = L + 1 layers, the embedding among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -174,11 +174,30 @@ def calibrate(
       epsilon: chance that the bound fails.
     """
     n = outcome.hits.shape[1]
-    chosen = None
-    for k in reversed(range(len(thresholds))):
+
+    def tested(k: int) -> float:
         risk = 1 - outcome.hits[k].mean()
         p_value = np.exp(-2 * n * max(delta - risk, 0.0) ** 2)
-        if p_value > epsilon:
+        return float(p_value)
+
+    return fixed_sequence(thresholds, tested, epsilon)
+
+
+def fixed_sequence(
+    thresholds: Sequence[float], p_value: Callable[[int], float], level: float
+) -> float | None:
+    """Returns the last threshold, from the safest down, whose hypothesis is rejected
+    with all before it; None where that of the safest is not.
+
+    Args:
+      thresholds: rising, the last one the safest.
+      p_value: of the hypothesis that the k-th threshold is not safe; called until one is
+        above `level`.
+      level: chance at most that a threshold is returned that is not safe.
+    """
+    chosen = None
+    for k in reversed(range(len(thresholds))):
+        if p_value(k) > level:
             break
         chosen = thresholds[k]
     return chosen
