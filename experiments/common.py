@@ -247,18 +247,34 @@ def start(
     check_text_flags()
     settings = flag_options(options)
     config, out, claimed = claim(experiment, writes=writes, reads=reads, many_hosts=many_hosts)
-    say(f"loading {FLAGS.model}")
     ignore = tuple(FLAGS.ignore_config)
-    loading: Keywords = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
-    model, tokenizer = load(FLAGS.model, revision=FLAGS.revision, ignore_config=ignore, **loading)
-    if needs_head:
-        check_head(model)
-    mask_token_of(model, tokenizer)  # or raises
-    settings.check(model.config)
+    model, tokenizer = load_checked(FLAGS.model, settings, ignore=ignore, needs_head=needs_head)
     source = FLAGS.examples or FLAGS.corpus
     job = Job(experiment, config, out, claimed, model, tokenizer, source)
     check_same_weights(FLAGS.model, lambda: job.model_hash)
     return job
+
+
+def load_checked(
+    name: str, settings: Settings, *, ignore: tuple[str, ...], needs_head: bool
+) -> tuple[Transformer, Tokenizer | None]:
+    """Returns a model and its tokenizer. Raises ValueError where the model cannot have the
+    settings, or has no head and needs one.
+
+    Args:
+      name: as --model takes it.
+      settings: of the study.
+      ignore: fields of its config.json to ignore.
+      needs_head: refuse a model without a head.
+    """
+    say(f"loading {name}")
+    loading: Keywords = {"dtype": FLAGS.dtype, "shard_parameters": FLAGS.shard_parameters}
+    model, tokenizer = load(name, revision=FLAGS.revision, ignore_config=ignore, **loading)
+    if needs_head:
+        check_head(model)
+    mask_token_of(model, tokenizer)  # or raises
+    settings.check(model.config)
+    return model, tokenizer
 
 
 def claim(
@@ -267,14 +283,16 @@ def claim(
     writes: Collection[str] = (),
     reads: Collection[str] = (),
     many_hosts: bool = False,
+    out: pathlib.Path | None = None,
 ) -> tuple[JsonObject, pathlib.Path, OutputFolder | None]:
     """The flags and the output folder of the run, which is claimed for it; settles the
     precision of products.
 
     Joins the other processes first, if there are any and the experiment can share its
-    work with them.
+    work with them. `out` is the folder where no other is asked for; default: one that is
+    named by the model.
     """
-    out = output_folder(experiment)
+    out = output_folder(experiment) if out is None or FLAGS.out is not None else out
     joining.check_flags(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     if FLAGS.coordinator and not many_hosts:
         raise ValueError(

@@ -19,6 +19,10 @@ every block, from its input to its output. r2 and the linearity of arXiv 2405.12
 maps to the final layer, which the head reads; for all others with --then_run: the map
 stands in, and the blocks behind it run.
 
+--models names several models. Each is run as if it were alone, in OUT/NAME; a model that is
+finished is not run again when the same command is started again. OUT has the rows of
+all of them, tables family by family, and figures of all models.
+
 Kinds that begin with `jacobian` read the sentences to fit on as prompts, until the
 relative error of every layer is small enough: some ten minutes more with the bundled
 model. Their rows have this error, with its interval.
@@ -26,7 +30,8 @@ model. Their rows have this error, with its interval.
 
 from absl import flags
 
-from experiments import cli, common, figure_flags, fit_flags
+from experiments import cli, common, figure_flags, fit_flags, several_models
+from experiments.file_flags import define_files
 from jmat.maps.files import MAPS_FILES
 from jmat.maps.weighting import EQUAL, WEIGHTS
 from jmat.studies import map_zoo
@@ -69,12 +74,20 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "clock", False, "Also time the fit of each kind; then two runs differ in these rows."
 )
+_MODELS = define_files(
+    "models",
+    "Several models, as --model takes one: each is run in a folder of its own in --out, and all "
+    "are compared. Default: --model alone.",
+)
 WRITES = (map_zoo.LAYERS, map_zoo.BYTES, map_zoo.PAIRS, *MAPS_FILES, common.SNAPSHOTS)
 
 
 def main(argv: list[str]) -> None:
     """Runs the experiment."""
     del argv
+    if _MODELS.value:
+        several_models.run_models(_MODELS.value, WRITES)
+        return
     job = common.start("map_zoo", writes=WRITES, options=map_zoo.Options)
     job.publish(map_zoo.run(job.model, job.examples, job.options(map_zoo.Options), **job.context))
 

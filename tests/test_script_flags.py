@@ -38,6 +38,7 @@ READ = {
     "probe": {"labels", "against"},
     "peek": {"sentences", "maps"},
     "cross_corpus": {"corpora"},
+    "map_zoo": {"models"},
     "decoding": {"prompts"},
     "tasks": {"text", "tasks"},
 }

@@ -152,7 +152,7 @@ class Results:
         check_format(figure_format)
         width_in_inches(width)
         check_path("folder", folder)
-        folder, written = pathlib.Path(folder), ["results.json"]
+        folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = dict(self.files)
         if self.maps_info is not None:
@@ -161,7 +161,7 @@ class Results:
             for name in names:
                 before(name)
             write(folder)
-        content = write_results(
+        write_results(
             folder,
             self.experiment,
             self.config,
@@ -169,15 +169,33 @@ class Results:
             model_hash=self.model_hash,
             text=self.text,
         )
+        drawn = self.save_figures(
+            folder, figure_format=figure_format, width=width, before=before, say=say
+        )
+        return ["results.json", *drawn, *(name for names in files for name in names)]
+
+    def save_figures(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        figure_format: str = "png",
+        width: Width = None,
+        before: Callable[[str], object] = ignore_message,
+        say: Callable[[str], object] = ignore_message,
+    ) -> list[str]:
+        """Writes the figures into an existing folder, and returns the names of their
+        files. Arguments and errors as for `save`.
+        """
+        folder, written = pathlib.Path(folder), list[str]()
         for file, draw in self.figures.items():
             name = figure_file(file, figure_format)
             before(name)
             try:
-                save_figure(draw(content, width=width), folder / name)
+                save_figure(draw(self._content(), width=width), folder / name)
                 written.append(name)
             except NothingToDrawError as error:
                 say(f"{name} is left out: {error}")
-        return [*written, *(name for names in files for name in names)]
+        return written
 
     def _content(self) -> Content:
         """Returns what figures are drawn from."""

@@ -556,7 +556,7 @@ _SECOND = [
     ),
     Change(
         "jmat/report/results.py",
-        "save_figure(draw(content, width=width), folder / name)",
+        "save_figure(draw(self._content(), width=width), folder / name)",
         "save_figure(draw(content), folder / name)",
         "the width of figures is ignored",
         "test_figure_widths.py test_figure_flags.py test_results.py",

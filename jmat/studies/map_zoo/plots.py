@@ -1,6 +1,7 @@
 """Draws the figures of the study from its rows."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from matplotlib.axes import Axes
@@ -9,12 +10,12 @@ from matplotlib.lines import Line2D
 
 from jmat.maps.kinds import AFFINE, IDENTITY, MAT
 from jmat.report.axes import perplexity_axis
-from jmat.report.drawing import Drawing, Layout, Panel, draw, key, titled
-from jmat.report.names import PARTS, metric_name, model_name, readable
+from jmat.report.drawing import Drawing, Layout, Look, Panel, draw, key, titled
+from jmat.report.names import PARTS, metric_name, model_name, plain, readable
 from jmat.report.plots import map_looks, plot_by_layer, plot_layer_pairs
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.map_zoo.rows import LINEARITY, front, of_kinds
+from jmat.studies.map_zoo.rows import LINEARITY, front, of_kinds, rows_of_models
 
 BY_LAYER = ("kl", "precision@1", "r2")
 BY_BLOCK = ("r2", *LINEARITY)  # of maps that nothing is predicted from
@@ -71,59 +72,79 @@ def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws KL, mean over layers, against the bytes of a kind's maps.
 
     A line joins the kinds that no other beats in both. A kind that takes no memory is
-    a dotted line across. The panel is called `kl`.
+    a dotted line across. The panel is called `kl`; of several models, each has one that
+    is called as it.
 
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
-    rows = [row for row in of_kinds(results["rows"]) if row["value"] is not None]
-    held = {row["map"]: row["value"] for row in rows if row["metric"] == "bytes"}
-    kl = {
-        row["map"]: row
-        for row in rows
-        if row["metric"] == "kl" and row["map"] in held and row["value"] > 0
-    }
-    sized = [row for kind, row in kl.items() if held[kind]]
-    if not sized:
+    by_model = rows_of_models(results["rows"])
+    shown = {model: _sized(rows) for model, rows in by_model.items()}
+    shown = {model: rows for model, rows in shown.items() if any(held for held, _ in rows)}
+    if not shown:
         raise NothingToDrawError("no rows of KL and bytes: nothing to draw")
-    looks = map_looks([*kl.values()])
-    best = [row for kind in front(rows) for row in sized if row["map"] == kind]
-
-    def across(chosen: Sequence[Row]) -> list[float | int]:
-        return [held[row["map"]] for row in chosen]
-
-    def fill(panel: Axes) -> None:
-        panel.plot(across(best), [row["value"] for row in best], color="0.6", linewidth=1, zorder=1)
-        for row in sized:
-            colour, marker = looks[row["map"]]
-            if "low" in row:
-                panel.vlines(across([row]), row["low"], row["high"], color=colour, linewidth=1)
-            panel.plot(
-                across([row]),
-                row["value"],
-                color=colour,
-                marker=marker,
-                markersize=6,
-                markeredgewidth=0,
-            )
-        for kind in kl.keys() - {row["map"] for row in sized}:
-            panel.axhline(kl[kind]["value"], color=looks[kind][0], linestyle=":")
-        panel.set(
-            xscale="log",
-            xlabel="bytes of all maps",
-            ylabel="nats",
-            title=f"{metric_name('kl')}, mean over layers",
-        )
-        perplexity_axis(panel)
-
-    points = [
-        key(readable(row["map"]), looks[row["map"]], linestyle="none", markersize=6)
-        for row in sized
-    ]
+    looks = map_looks([row for rows in shown.values() for _, row in rows])
+    memory = dict.fromkeys(row["map"] for rows in shown.values() for held, row in rows if held)
+    points = [key(readable(kind), looks[kind], linestyle="none", markersize=6) for kind in memory]
     lines = [
-        key(readable(kind), (looks[kind][0], ""), linestyle=":") for kind in kl if not held[kind]
+        key(readable(kind), (looks[kind][0], ""), linestyle=":")
+        for kind in looks
+        if kind not in memory
     ]
     joined = Line2D([], [], color="0.6", linewidth=1, label="no other is smaller and better")
+    keys = [*points, *lines, joined]
+    panels = {
+        model or "kl": Panel(
+            functools.partial(_fill_bytes, rows, front(by_model[model]), looks, model), keys
+        )
+        for model, rows in shown.items()
+    }
     layout = Layout(panel=(5.2, 3.4), narrowest=2.4, ratio=0.68)
-    title = f"{model_name(results)}: what a map's memory buys"
-    return draw({"kl": Panel(fill, [*points, *lines, joined])}, layout, **titled(drawing, title))
+    title = f"{model_name(results)}: what a map's memory buys".removeprefix(": ")
+    return draw(panels, layout, **titled(drawing, title))
+
+
+def _sized(rows: Sequence[Row]) -> list[tuple[float | int, Row]]:
+    """Returns the bytes of every kind with its row of KL."""
+    known = [row for row in of_kinds(rows) if row["value"] is not None]
+    held = {row["map"]: row["value"] for row in known if row["metric"] == "bytes"}
+    return [
+        (held[row["map"]], row)
+        for row in known
+        if row["metric"] == "kl" and row["map"] in held and row["value"] > 0
+    ]
+
+
+def _fill_bytes(
+    rows: Sequence[tuple[float | int, Row]],
+    best: Sequence[str],
+    looks: Mapping[str, Look],
+    model: str,
+    panel: Axes,
+) -> None:
+    joined = [(held, row) for kind in best for held, row in rows if held and row["map"] == kind]
+    panel.plot(
+        [held for held, _ in joined],
+        [row["value"] for _, row in joined],
+        color="0.6",
+        linewidth=1,
+        zorder=1,
+    )
+    for held, row in rows:
+        colour, marker = looks[row["map"]]
+        if not held:
+            panel.axhline(row["value"], color=colour, linestyle=":")
+            continue
+        if "low" in row:
+            panel.vlines([held], row["low"], row["high"], color=colour, linewidth=1)
+        panel.plot(
+            [held], row["value"], color=colour, marker=marker, markersize=6, markeredgewidth=0
+        )
+    words = f"{metric_name('kl')}, mean over layers"
+    panel.set(
+        xscale="log",
+        xlabel="bytes of all maps",
+        ylabel="nats",
+        title=f"{plain(model)}: {words}" if model else words,
+    )
+    perplexity_axis(panel)

@@ -204,6 +204,16 @@ def with_weights(rows: Sequence[Row], kinds: Iterable[Kind]) -> list[Row]:
     return [with_note(row, NOT_WEIGHED if row["map"] in without else None) for row in rows]
 
 
+def rows_of_models(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows of each model by its name, in their order; "" is the only model of
+    rows that name none.
+    """
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        by_model.setdefault(row.get("model", ""), []).append(row)
+    return by_model
+
+
 def of_kinds(rows: Sequence[Row]) -> list[Row]:
     """Returns the rows of kinds, those without a `layer`: of maps to the last layer
     that some lead to, or of parts.

@@ -3,9 +3,10 @@ or of the parts of blocks: what each predicts, and what it costs.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from numpy import ndarray
 
 from jmat.capture.future import future_sums
@@ -180,12 +181,14 @@ def run(
     if options.weights != EQUAL:
         rows = with_weights(rows, kinds)
     named = {jump.map_name(kind): stand_in for (kind, jump), stand_in in fits.maps.items()}
-    figures = {LAYERS: plot_layers, BYTES: plot_bytes}
-    if options.pairs:
-        figures[PAIRS] = plot_pairs
-    return report(
-        "map_zoo", subject, options, rows, maps=named, n=fits.n, tables=table, figures=figures
-    )
+    shown: Keywords = {"tables": table, "figures": figures(options)}
+    return report("map_zoo", subject, options, rows, maps=named, n=fits.n, **shown)
+
+
+def figures(options: Options) -> dict[str, Callable[..., Figure]]:
+    """Returns the figures of a run by file name."""
+    drawn: dict[str, Callable[..., Figure]] = {LAYERS: plot_layers, BYTES: plot_bytes}
+    return drawn | {PAIRS: plot_pairs} if options.pairs else drawn
 
 
 def _kinds(subject: Subject, options: Options, jumps: Sequence[Jump]) -> list[Kind]:

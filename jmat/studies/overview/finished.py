@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.colors import to_hex
 
 from jmat.report.results import Results, read_results
-from jmat.report.rows import Row
+from jmat.report.rows import Content, Row
 from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.errors import NothingToDrawError
 from jmat.runtime.files import is_temporary, save_atomically
@@ -118,20 +118,26 @@ def read(folder: pathlib.Path, expected: Results) -> Finished | None:
         )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
+    if not is_same(found, expected):
+        return None
+    return Finished(_plain(found["config"]), found["rows"], seconds, True, figures, seen)
+
+
+def is_same(found: Content, expected: Results) -> bool:
+    """Returns whether results that were read are of the settings, model, text and version
+    of jmat of a run that is to come.
+    """
     texts = [
         {key: dict(text or {}).get(key) for key in ("fit", "eval")}
         for text in (found["text"], expected.text)
     ]
     version = dict(found.get("environment") or {}).get("jmat")
-    same = (
+    return (
         _plain(found["config"]) == _plain(expected.config)
         and found["model_hash"] == expected.model_hash
         and texts[0] == texts[1]
         and version == package_version("jmat")
     )
-    if not same:
-        return None
-    return Finished(_plain(found["config"]), found["rows"], seconds, True, figures, seen)
 
 
 def _plain(config: Fields) -> JsonObject:
