@@ -187,6 +187,16 @@ def test_a_jacobian_lens_is_read_by_torch(gpt2, tmp_path):
     assert torch.load(tmp_path / "out" / "lens.pt", weights_only=True)["n_prompts"] == 0
 
 
+def test_a_folder_with_two_files_of_maps_does_not_say_which(gpt2, tmp_path):
+    maps = {f"mat.2.{L}": jmat.Linear(np.asarray(normal(D, D)))}
+    jmat.save_maps(tmp_path, maps, model=gpt2)
+    jmat.save_maps(tmp_path, maps, model=gpt2, format="jacobian-lens")
+    with pytest.raises(ValueError, match="holds two files of maps: name one of them"):
+        jmat.load_maps(tmp_path, model=gpt2)
+    assert list(jmat.load_maps(tmp_path / "maps.json", model=gpt2)) == list(maps)
+    assert list(jmat.load_maps(tmp_path / "lens.pt", model=gpt2)) == [f"jacobian.2.{L}"]
+
+
 def test_a_tuned_lens_is_read_by_torch(gpt2, streams, tmp_path):
     W, bias = np.asarray(normal(D, D)), np.asarray(normal(D))
     maps = {

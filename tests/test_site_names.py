@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 import jmat
+from jmat.capture.future import future_sums
+from jmat.capture.stream import packed_batches, sampled_positions, stream_moments
+from jmat.maps.jacobian import mean_jacobians
 from jmat.models.site_names import TABLE, aliases
+from jmat.runtime.mesh import local_mesh
 from tests import families, hf
+from tests.test_streaming import few
 
 TOKENS = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 2]], np.int32)
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "sites.md").read_text("utf-8")
@@ -128,3 +133,30 @@ def test_parallel_blocks_have_nothing_in_the_middle(parallel):
         "attn_out.1",
         "block.1.mid",
     }
+
+
+def test_names_of_pairs_are_those_of_their_sites(gpt2, gpt2_examples):
+    split = few(gpt2_examples.fit, 40)
+    batches = packed_batches(split, sampled_positions(split), row_multiple=local_mesh().size)
+    ours = [("block.1.attn.in", "block.1.attn"), ("embed", "block.2")]
+    theirs = [("attn_in.1", "blocks.1.attn.hook_out"), ("resid_pre.0", "layers_output[2]")]
+    found = [stream_moments(gpt2, batches, pairs) for pairs in (ours, theirs)]
+    assert found[1].pairs == theirs
+    for (source, target), (other, end) in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(found[0].own[source], found[1].own[other])
+        np.testing.assert_array_equal(found[0].cross[source][target], found[1].cross[other][end])
+    with pytest.raises(ValueError, match=r"unknown site 'resid_post\.4'"):
+        stream_moments(gpt2, batches, [("embed", "resid_post.4")])
+
+
+def test_names_of_gradients_and_sums_are_those_of_their_sites(gpt2, gpt2_examples):
+    split = few(gpt2_examples.fit, 40)
+    given = {"skip_first": 1, "error": 0}
+    ours = mean_jacobians(gpt2, split, ["embed", "block.1"], "block.2", **given)
+    theirs = mean_jacobians(gpt2, split, ["resid_pre.0", "resid_post.1"], "resid_post.2", **given)
+    assert list(theirs) == ["resid_pre.0", "resid_post.1"]
+    for mine, other in zip(ours.values(), theirs.values(), strict=True):
+        np.testing.assert_array_equal(mine.matrix, other.matrix)
+        np.testing.assert_array_equal(mine.target_mean, other.target_mean)
+    sums = [future_sums(gpt2, split, name) for name in ("block.1.ffn", "mlp_out.1")]
+    np.testing.assert_array_equal(*sums)

@@ -11,6 +11,7 @@ from jmat.data.batches import Batch, padded_batches
 from jmat.data.examples import Split, check_tokens
 from jmat.forward import run
 from jmat.models.family import Transformer
+from jmat.models.site_names import site_of
 from jmat.models.sites import check_names, gather, width
 from jmat.runtime.mesh import local_mesh, place, usual_batch
 
@@ -36,6 +37,7 @@ def future_sums(
     Raises:
       ValueError: as `jmat.capture`.
     """
+    site = site_of(site, model.config)
     check_names([site], model.config, replace=False)
     width(site, model.config)
     check_tokens(split.tokens, model.config.vocab_size)

@@ -9,7 +9,7 @@ which are kept beside the sums, say how far the mean is from that of endless tex
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import jax
@@ -24,6 +24,7 @@ from jmat.capture.snapshots import Snapshots, go_on
 from jmat.capture.sweep import on_devices
 from jmat.data.examples import Split, check_tokens
 from jmat.models.family import Transformer
+from jmat.models.site_names import site_of
 from jmat.models.sites import width
 from jmat.runtime import hosts
 from jmat.runtime.annotations import Leaf
@@ -136,6 +137,8 @@ def jacobian_sums(
         texts that are long enough; NaN or infinity in what was summed up.
       Terminated, OSError: as `jmat.capture.snapshots.go_on`.
     """
+    names = {name: site_of(name, model.config) for name in (*sources, target)}
+    sources, target = list(dict.fromkeys(names[name] for name in sources)), names[target]
     check_sites(model.config, sources, target)
     check_number("error", error, 0)
     check_whole("skip_first", skip_first, 0)
@@ -197,7 +200,19 @@ def jacobian_sums(
         }
         kept = dataclasses.replace(snapshots, owner=owner)
         state = go_on(states, start, len(mine), kept)
-    return _together(state, mine)
+    return _named(_together(state, mine), names)
+
+
+def _named(sums: JacobianSums, names: Mapping[str, str]) -> JacobianSums:
+    """Returns the sums by the names that sites were given, which may be those of other
+    libraries.
+    """
+
+    def named(by_site: Mapping[str, ndarray]) -> dict[str, ndarray]:
+        return {name: by_site[site] for name, site in names.items() if site in by_site}
+
+    total, squares, sketches = (named(part) for part in (sums.total, sums.squares, sums.sketches))
+    return JacobianSums(total, squares, sketches, named(sums.means), sums.prompts)
 
 
 def _check_dependence(state: _State, target: str) -> None:

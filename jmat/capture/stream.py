@@ -8,7 +8,7 @@ block, and of the streams where pairs reach across blocks, are in memory at a ti
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,7 +22,9 @@ from jmat.data.batches import Batch
 from jmat.data.examples import Split, check_tokens
 from jmat.data.packing import lay_out, shuffled_rows
 from jmat.forward import run
+from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer
+from jmat.models.site_names import site_of
 from jmat.models.sites import check_names, width
 from jmat.runtime import hosts
 from jmat.runtime.annotations import Keywords
@@ -129,17 +131,17 @@ def block_by_block(model: Transformer, pairs: Sequence[Pair]) -> Parts:
 
     Raises ValueError for an unknown site.
     """
-    check_names([site for pair in pairs for site in pair], model.config, replace=False)
-    layers = model.config.layers
-    inside, across = _groups(pairs, layers)
-    last = max([*inside, *(_block_of(site, layers) for site in across)])
+    sites = _sites(pairs, model.config)
+    inside, across = _groups(pairs, sites, model.config.layers)
+    blocks = {name: _block_of(sites[name], model.config.layers) for name in across}
+    last = max([*inside, *blocks.values()])
 
     def parts(tokens: Tokens, segments: Tokens, positions: Tokens) -> Iterator[dict[str, Array]]:
         x: Tokens | Float[Array, "B T D"] = tokens
         streams: dict[str, Array] = {}
         for i in range(last + 1):
             local = inside.get(i, ())
-            passing = [site for site in across if _block_of(site, layers) == i]
+            passing = [name for name in across if blocks[name] == i]
             keep = (*local, *passing)
             x, acts = run(
                 model, x, keep=keep, start=i, stop=i + 1, segments=segments, positions=positions
@@ -218,11 +220,11 @@ def partial_moments(
     `moments` are those of the batches before, as this function returned them; they are
     used up. However the batches are divided over calls, the result has the same bits.
     """
-    check_names([site for pair in pairs for site in pair], model.config, replace=False)
+    sites = _sites(pairs, model.config)
     for batch in batches:
         check_tokens(np.asarray(batch.tokens), model.config.vocab_size)
     mesh = local_mesh(devices)
-    widths = {site: width(site, model.config) for pair in pairs for site in pair}
+    widths = {name: width(site, model.config) for name, site in sites.items()}
     start = zeros(pairs, widths, parts=mesh.size)
     shapes = [
         [jax.numpy.shape(leaf) for leaf in jax.tree.leaves(state)]
@@ -258,18 +260,27 @@ def partial_moments(
     return go_on(states, start, len(batches), dataclasses.replace(snapshots, owner=owner))
 
 
+def _sites(pairs: Sequence[Pair], config: ModelConfig) -> dict[str, str]:
+    """Returns the sites of pairs by the names that they are given, which may be those of
+    other libraries. Raises ValueError for an unknown one.
+    """
+    sites = {name: site_of(name, config) for pair in pairs for name in pair}
+    check_names(sites.values(), config, replace=False)
+    return sites
+
+
 def _groups(
-    pairs: Sequence[Pair], layers: int
+    pairs: Sequence[Pair], sites: Mapping[str, str], layers: int
 ) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
-    """Returns the sites to read block by block, and those that must wait for the end of
+    """Returns the names to read block by block, and those that must wait for the end of
     the model.
 
     A block's sites are inside if no pair joins one of them to another block.
     """
-    of_pair = [
-        tuple(_block_of(site, layers) if _is_inside(site) else None for site in pair)
-        for pair in pairs
-    ]
+    blocks = {
+        name: _block_of(site, layers) if _is_inside(site) else None for name, site in sites.items()
+    }
+    of_pair = [(blocks[source], blocks[target]) for source, target in pairs]
     leaves = {block for blocks in of_pair for block in blocks if len(set(blocks)) > 1}
     inside: dict[int, dict[str, None]] = {}
     across: dict[str, None] = {}

@@ -33,6 +33,12 @@ def read_any(path: pathlib.Path, model: Transformer | None) -> tuple[dict[str, M
         return _read_file(path, model)
     names = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
     if not set(names).isdisjoint(MAPS_FILES):
+        for other in (LENS_FILE, PARAMS):
+            if other in names:
+                raise ValueError(
+                    f"{path} holds two files of maps: name one of them, {path / MAPS_FILES[1]} or "
+                    f"{path / other}."
+                )
         return _read_ours(path, model)
     if PARAMS in names:
         return read_tuned_lens(path, model)
