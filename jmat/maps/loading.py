@@ -28,7 +28,7 @@ def read_any(path: pathlib.Path, model: Transformer | None) -> tuple[dict[str, M
       ValueError: a damaged file, anything but maps, or maps of another model.
     """
     if path.name in MAPS_FILES and path.is_file():
-        path = path.parent
+        return _read_ours(path.parent, model)
     if path.is_file():
         return _read_file(path, model)
     names = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
