@@ -1,19 +1,21 @@
-"""Compares ways to write text: plain, and with drafts that the whole model checks.
+"""Compares ways to write text: plain, with drafts that the model checks, and with exits.
 
     python -m experiments.decoding --model=gpt2-docs
     python -m experiments.decoding --model=gpt2-docs --layers=6,7 --draft_tokens=1,2,3,4
     python -m experiments.decoding --model=gpt2-docs --prompts=prompts.txt --turns=0
 
 Fits maps to the last layer, and writes texts behind the same prompts in every way. A
-draft takes its tokens from an early layer through a map and the head; the other blocks
-check several of them in one pass, so that the text stays that of the whole model
-(docs/generation.md). For each way: the share of the plain text's tokens that stand at
-the same place, tokens before the first difference, the share of drafted tokens that
-were accepted, tokens a check, tokens a second, and how many times as fast as plain text
-that is. Writes results.json, decoding.png, the maps, and decoding.json with all tokens
-and times. Expect later layers to be accepted more often, and most drafts to take longer
-than plain text where the head costs as much as a few blocks. Two to four minutes on two
-CPU cores with the bundled model.
+draft takes its tokens from an early layer through a map and the head, or copies them
+from the text; the model checks several of them in one pass, so that the text stays its
+own. With an exit, each token is that of the first layer that is sure enough, and the
+text changes (docs/generation.md). For each way: the share of the plain text's tokens
+that stand at the same place, tokens before the first difference, the share of drafted
+tokens that were accepted, tokens a check, the layer at which tokens left, tokens a
+second, and how many times as fast as plain text that is. Writes results.json,
+decoding.png, the maps, and decoding.json with all tokens and times. Expect later layers
+to be accepted more often, and most drafts to take longer than plain text where the head
+costs as much as a few blocks. Some five minutes on two CPU cores with the bundled model;
+`--ways=draft` takes two.
 """
 
 from absl import flags
@@ -33,14 +35,39 @@ _PROMPTS = flags.DEFINE_string(
     "Text file with a prompt in each line; default: the first --prompt_tokens tokens of sentences "
     "to evaluate on.",
 )
-flags.DEFINE_list("kinds", [AFFINE], "Kinds of maps that draft, such as mat,affine,rank:64.")
+flags.DEFINE_list(
+    "ways",
+    decoding.WAYS,
+    "Ways to write beside plain text: draft (by an early layer), carry (a draft that sees the "
+    "token before, too), lookup (a draft that is copied from the text), exit (tokens leave early).",
+)
+flags.DEFINE_list(
+    "kinds", [AFFINE], "Kinds of maps that draft, and at which tokens leave, such as mat,affine."
+)
 flags.DEFINE_list(
     "layers",
     [],
-    "Layers that draft, such as 4,6; default: a quarter, half and three quarters of the blocks, "
-    "and all but one.",
+    "Layers that draft, and at which tokens leave, such as 4,6; default: half and three quarters "
+    "of the blocks, and all but one.",
 )
-flags.DEFINE_list("draft_tokens", [], "Lengths of drafts, in tokens; default: 1,2,4.")
+flags.DEFINE_list("draft_tokens", [], "Lengths of drafts, in tokens; default: 1,2.")
+flags.DEFINE_integer(
+    "short_list",
+    0,
+    "Number of frequent words that are drafted, at less work; 0: all words.",
+    lower_bound=0,
+)
+flags.DEFINE_list(
+    "fills",
+    decoding.FILLS,
+    "Where keys and values of skipped blocks come from: recompute, copy, map, direct.",
+)
+flags.DEFINE_enum("confidence", "gap", decoding.CONFIDENCES, "By which a token leaves early.")
+flags.DEFINE_list(
+    "thresholds",
+    [],
+    "Confidence above which a token leaves, such as 0.5,0.9, which is the default.",
+)
 flags.DEFINE_integer(
     "num_prompts", 16, "Number of texts, which are written at once.", lower_bound=1
 )

@@ -1,5 +1,11 @@
-"""Compares ways to write text: plain, and with drafts that the whole model checks."""
+"""Compares ways to write text: plain, with drafts that the whole model checks, and with
+tokens that leave the model early.
+"""
 
-from jmat.studies.decoding.study import FIGURE, TEXTS, Options, run
+from jmat.decode.exits import FILLS
+from jmat.metrics.confidence import CONFIDENCES
+from jmat.studies.decoding.methods import WAYS
+from jmat.studies.decoding.options import Options
+from jmat.studies.decoding.study import FIGURE, TEXTS, run
 
-__all__ = ["FIGURE", "TEXTS", "Options", "run"]
+__all__ = ["CONFIDENCES", "FIGURE", "FILLS", "TEXTS", "WAYS", "Options", "run"]

@@ -12,8 +12,10 @@ from jmat.report.names import model_name, readable
 from jmat.report.plots import map_looks
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.decoding.methods import PLAIN
+from jmat.studies.decoding.methods import CARRY, EXIT, LOOKUP, PLAIN
 from jmat.studies.decoding.rows import PER_CHECK, SAME, SPEED
+
+_DRAFTS = {CARRY: "carry", LOOKUP: "copied from the text"}
 
 
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
@@ -32,7 +34,7 @@ def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     if speeds := [row for row in rows if row["metric"] == SPEED]:
         same = {row["method"]: row["value"] for row in rows if row["metric"] == SAME}
         panels[SPEED] = _speeds(speeds, {PLAIN: 1.0} | same, looks)
-    if checks := [row for row in rows if row["metric"] == PER_CHECK]:
+    if checks := [row for row in rows if row["metric"] == PER_CHECK and "layer" in row]:
         panels[PER_CHECK] = _checks(checks, looks)
     if not panels:
         raise NothingToDrawError("no drafts, and nothing that was timed: nothing to draw")
@@ -41,13 +43,12 @@ def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
 
 
 def _family(row: Row) -> str:
-    """Returns which drafts look alike: those of one kind and length."""
-    return f"{row['map']} x {row['tokens']}"
-
-
-def _words(family: str) -> str:
-    kind, _, length = family.rpartition(" x ")
-    return f"{readable(kind)}, {length} a draft"
+    """Returns which methods look alike: drafts of one kind and length, exits of one kind
+    and fill.
+    """
+    if row["way"] == EXIT:
+        return f"{readable(row['map'])}, exit, {row['fill']}"
+    return f"{_DRAFTS.get(row['map'], readable(row['map']))}, {row['tokens']} a draft"
 
 
 def _speeds(rows: Sequence[Row], same: Mapping[str, float], looks: Mapping[str, Look]) -> Panel:
@@ -64,17 +65,20 @@ def _speeds(rows: Sequence[Row], same: Mapping[str, float], looks: Mapping[str, 
         panel.set_ylim(bottom=0)
         panel.set_xlim(min([0.9, *(value - 0.05 for value in same.values())]), 1.01)
 
-    keys = [key(_words(name), look, linestyle="none", markersize=5) for name, look in looks.items()]
+    keys = [key(name, look, linestyle="none", markersize=5) for name, look in looks.items()]
     return Panel(fill, [*keys, key("plain", ("0.4", ""), linestyle=":")])
 
 
 def _checks(rows: Sequence[Row], looks: Mapping[str, Look]) -> Panel:
     def fill(panel: Axes) -> None:
         for name, look in looks.items():
-            mine = [row for row in rows if _family(row) == name]
+            mine = [row for row in rows if _family(row) == name and "layer" in row]
             mine.sort(key=lambda row: row["layer"])
+            if not mine:
+                continue
             line(panel, [row["layer"] for row in mine], mine, look)
         panel.set(xlabel="layer that drafts", title="tokens a check")
         layer_axis(panel)
 
-    return Panel(fill, [key(_words(name), look) for name, look in looks.items()])
+    drawn = {_family(row) for row in rows}
+    return Panel(fill, [key(name, look) for name, look in looks.items() if name in drawn])

@@ -2,7 +2,6 @@
 plain greedy text.
 """
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -13,27 +12,40 @@ from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
-from jmat.decode.draft import MOST_DRAFTED
+from jmat.decode.fit_exits import fit_exits
 from jmat.decode.options import check_lengths
 from jmat.decode.prompts import Prompts, prompt_ids
-from jmat.maps.kinds import AFFINE, parse_kinds
-from jmat.models.cache import check_causal
-from jmat.models.config import ModelConfig
+from jmat.decode.words import frequent_words
+from jmat.maps.carry import fit_carry
+from jmat.maps.compact import Map
+from jmat.maps.kinds import parse_kinds
 from jmat.models.family import Transformer
 from jmat.report.environment import environment
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
 from jmat.runtime.annotations import Keywords
-from jmat.runtime.checks import check_number, check_several, check_whole, chosen_layers
 from jmat.runtime.digests import short_hash
 from jmat.runtime.files import save_atomically
+from jmat.runtime.progress import track
 from jmat.studies.decoding.measure import Written, write_all
-from jmat.studies.decoding.methods import draft_methods, plain_method
+from jmat.studies.decoding.methods import (
+    CARRY,
+    DRAFT,
+    EXIT,
+    LOOKUP,
+    Method,
+    draft_methods,
+    exit_methods,
+    lookup_methods,
+    plain_method,
+)
+from jmat.studies.decoding.options import Options
 from jmat.studies.decoding.plots import plot
 from jmat.studies.decoding.prompts import first_tokens
 from jmat.studies.decoding.rows import (
     ACCEPTED,
+    LEFT,
     PER_CHECK,
     SAME,
     SPEED,
@@ -41,87 +53,20 @@ from jmat.studies.decoding.rows import (
     UNTIL,
     method_rows,
 )
-from jmat.studies.fitting import read_statistics
-from jmat.studies.kind_settings import KindSettings, routed
-from jmat.studies.map_zoo.fits import check_fitted_here, fit_zoo
+from jmat.studies.fitting import fit_split, read_statistics
+from jmat.studies.kind_settings import routed
+from jmat.studies.map_zoo.fits import fit_zoo
 from jmat.studies.map_zoo.jumps import stream_jumps
-from jmat.studies.settings import Say, read_subject, report
+from jmat.studies.settings import Say, Subject, read_subject, report
 
 FIGURE, TEXTS = "decoding.png", "decoding.json"
-_LENGTHS = (1, 2, 4)  # of drafts, by default
-_SHOWN = (SPEED, SPEED_UP, SAME, UNTIL, ACCEPTED, PER_CHECK)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(KindSettings):
-    """Holds the settings of the study.
-
-    Attributes:
-      kinds: kinds of maps that draft, such as `affine` or `rank:64`.
-      layers: from which to draft, of 1 .. L − 1; none: a quarter, half and three
-        quarters of the blocks, and L − 1.
-      draft_tokens: lengths of drafts; none: 1, 2 and 4.
-      num_prompts: the number of texts that are written at once.
-      prompt_tokens: the length of prompts that are taken from the text.
-      new_tokens: the length of each new text, which no stop token ends.
-      temperature: 0 takes the most likely tokens; above it, tokens are drawn, and texts
-        of a draft differ from plain ones, though not in law.
-      turns: how often each way of writing is timed; 0: never, and then two runs give
-        the same bytes.
-    """
-
-    kinds: Sequence[str] = (AFFINE,)
-    layers: Sequence[int | str] = ()
-    draft_tokens: Sequence[int | str] = ()
-    num_prompts: int = 16
-    prompt_tokens: int = 8
-    new_tokens: int = 64
-    temperature: float = 0.0
-    turns: int = 3
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a setting that is not valid."""
-        super().__post_init__()
-        check_fitted_here(parse_kinds(self.kinds), "decoding")
-        check_several("draft_tokens", self.draft_tokens)
-        for length in self.draft_lengths:
-            check_whole("draft_tokens", length, 1, MOST_DRAFTED)
-        check_whole("num_prompts", self.num_prompts, 1)
-        check_whole("prompt_tokens", self.prompt_tokens, 1)
-        check_whole("new_tokens", self.new_tokens, 2)
-        check_number("temperature", self.temperature, 0)
-        check_whole("turns", self.turns, 0)
-
-    @property
-    def draft_lengths(self) -> list[int | str]:
-        """Returns the lengths of drafts, as numbers where they are some."""
-        given = [str(length) for length in self.draft_tokens or _LENGTHS]
-        return [int(text) if text.isascii() and text.isdecimal() else text for text in given]
-
-    def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a masked model, and for what this one cannot have: a
-        rank above its width, a layer, or so many positions.
-        """
-        check_causal(config)
-        super().check(config)
-        self.draft_layers(config)
-
-    def draft_layers(self, config: ModelConfig) -> list[int]:
-        """Returns the layers to draft from. Raises ValueError where there is none."""
-        L = config.layers
-        if L == 1:
-            raise ValueError("a model of one block has no other blocks to check its drafts.")
-        usual = sorted({max(L // 4, 1), max(L // 2, 1), max(3 * L // 4, 1), L - 1})
-        layers = chosen_layers(self.layers or usual, L - 1)
-        if 0 in layers:
-            raise ValueError(f"layers: no block drafts from layer 0; expected 1 to {L - 1}.")
-        return layers
+_SHOWN = (SPEED, SPEED_UP, SAME, UNTIL, ACCEPTED, PER_CHECK, LEFT)
 
 
 def run(
     model: Transformer,
     examples: Examples | Sequence[str],
-    options: Options = Options(),
+    options: Options = Options(),  # noqa: B008 (immutable)
     *,
     prompts: Prompts | None = None,
     tokenizer: Tokenizer | None = None,
@@ -175,8 +120,7 @@ def run(
     fits = fit_zoo(model, statistics, kinds, jumps, seed=options.seed, progress=subject.bar("fit"))
     maps = {(kind, jump.layer): stand_in for (kind, jump), stand_in in fits.maps.items()}
     del statistics
-    lengths = [int(length) for length in options.draft_lengths]
-    methods = [plain_method(), *draft_methods(maps, layers, lengths)]
+    methods = [plain_method(), *_methods(subject, options, maps, layers)]
     shared: Keywords = {
         "tokenizer": tokenizer,
         "max_new_tokens": options.new_tokens,
@@ -201,6 +145,38 @@ def run(
         files={(TEXTS,): functools.partial(_save_texts, ids, written)},
         remarks=[_machine()] if options.turns else [],
     )
+
+
+def _methods(
+    subject: Subject, options: Options, maps: Mapping[tuple[str, int], Map], layers: Sequence[int]
+) -> list[Method]:
+    """Returns the ways to write that were asked for; what they need beside maps to the
+    last layer is fitted here.
+    """
+    model, split = subject.model, subject.examples.fit
+    lengths = [int(length) for length in options.draft_lengths]
+    words = frequent_words(split, options.short_list) if options.short_list else None
+    methods = []
+    if DRAFT in options.ways:
+        methods += draft_methods(maps, layers, lengths, words=words)
+    if CARRY in options.ways:
+        bar = subject.bar("fit carries")
+        carries = {
+            (CARRY, layer): fit_carry(model, split, layer).map for layer in track(layers, bar)
+        }
+        methods += draft_methods(carries, layers, lengths, way=CARRY, words=words)
+    if LOOKUP in options.ways:
+        methods += lookup_methods(lengths)
+    if EXIT in options.ways:
+        read, fitted = fit_split(subject, options), {}
+        for kind in map(str, parse_kinds(options.kinds)):
+            for fill in options.fills:
+                subject.announce(f"fitting exits: {kind}, {fill}")
+                own: Keywords = {"confidence": options.confidence, "fill": fill, "kind": kind}
+                level = options.levels[0]
+                fitted[kind, fill] = fit_exits(model, read, layers, level, words=words, **own)
+        methods += exit_methods(fitted, options.levels)
+    return methods
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -228,6 +204,8 @@ def _save_texts(
             "texts": texts.texts,
             "seconds": list(seconds),
         }
+        if texts.exits is not None:
+            methods[name]["layers"] = [layers.tolist() for layers in texts.exits.layers]
         if texts.drafts is not None:
             drafts = texts.drafts._asdict().items()
             methods[name] |= {field: counts.tolist() for field, counts in drafts}
