@@ -37,7 +37,7 @@ _PROMPTS = flags.DEFINE_string(
 )
 flags.DEFINE_list(
     "ways",
-    decoding.WAYS,
+    list(decoding.WAYS),
     "Ways to write beside plain text: draft (by an early layer), carry (a draft that sees the "
     "token before, too), lookup (a draft that is copied from the text), exit (tokens leave early).",
 )
@@ -59,7 +59,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_list(
     "fills",
-    decoding.FILLS,
+    list(decoding.FILLS),
     "Where keys and values of skipped blocks come from: recompute, copy, map, direct.",
 )
 flags.DEFINE_enum("confidence", "gap", decoding.CONFIDENCES, "By which a token leaves early.")

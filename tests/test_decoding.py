@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 import jmat
+from jmat.data.corpus import fit_eval
 from jmat.data.examples import load_examples
+from jmat.data.sampling import make_examples
 from jmat.decode import generate as generating
+from jmat.decode.costs import Costs
+from jmat.decode.words import frequent_words
 from jmat.studies import decoding
-from jmat.studies.decoding import measure, study
+from jmat.studies.decoding import measure, predicted, study
+from jmat.studies.decoding.agreement import measure_exits
 from jmat.studies.decoding.prompts import first_tokens
 from tests.figures import curve, legend
 from tests.inside import call, text
@@ -17,12 +22,21 @@ from tests.intervals import by_hand
 from tests.test_reference import REFERENCE
 
 FEW = {"corpus": text(), "num_fit": 120, "num_eval": 40, "num_prompts": 5, "prompt_tokens": 3}
-WRITE = {"layers": "1,3", "draft_tokens": "1,3", "kinds": "affine,id", "new_tokens": 9, "seed": 5}
+WRITE = {"layers": "1,3", "draft_tokens": "1,3", "kinds": "affine,id", "new_tokens": 9, "seed": 5,
+         "fills": "copy,map", "thresholds": "0.02"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def outcome():
     return call("decoding", turns=0, **FEW, **WRITE)
+
+
+def prepared(model):
+    """The examples of `outcome`."""
+    _, tokenizer = jmat.load(REFERENCE / "gpt2")
+    fit, held_out = fit_eval(text(), 120, 40, 5)
+    size = {"max_length": model.config.num_positions, "masked": False}
+    return make_examples(fit, held_out, tokenizer, protocol="din2023", seed=5, **size)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +46,10 @@ def written(outcome):
 
 def check_ratio(row, sums, counts):
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    sums, counts = sums[counts > 0], counts[counts > 0]
+    if not len(sums):
+        assert row["value"] is None
+        return
     assert row["value"] == pytest.approx(sums.sum() / counts.sum())
     low, high = by_hand(
         lambda drawn: sums[drawn].sum() / counts[drawn].sum(), np.arange(len(sums)), seed=5
@@ -42,18 +60,28 @@ def check_ratio(row, sums, counts):
 
 def test_figures_are_those_of_the_tokens(outcome, written):
     methods = written["methods"]
-    assert list(methods) == ["plain"] + [
-        f"{kind}.{layer} x {length}" for kind in ("affine", "id") for layer in (1, 3) for length in (1, 3)
+    drafts = [
+        f"{kind}.{layer} x {length}" for kind in ("affine", "id", "carry") for layer in (1, 3) for length in (1, 3)
     ]  # fmt: skip
+    exits = [f"exit {kind} {fill} > 0.02" for kind in ("affine", "id") for fill in ("copy", "map")]
+    assert list(methods) == ["plain", *drafts, "lookup x 1", "lookup x 3", *exits]
     plain = methods["plain"]["tokens"]
-    assert not outcome.find(method="plain")  # no clock, and nothing to compare it with
+    (row,) = outcome.find(method="plain")  # no clock, and nothing to compare it with
+    assert (row["metric"], row["way"]) == ("perplexity", "plain")
     for name, kept in methods.items():
         assert len(kept["tokens"]) == 5
         assert all(len(row) == 9 for row in kept["tokens"])
         if name == "plain":
             continue
-        kind, layer, _, length = name.replace(".", " ").split()
-        label = {"method": name, "map": kind, "layer": int(layer), "tokens": int(length)}
+        words = name.replace(".", " ").split()
+        label = {"method": name, "way": "draft"}
+        if words[0] == "exit":
+            label |= {"way": "exit", "map": words[1], "fill": words[2], "threshold": 0.02}
+        elif words[0] == "lookup":
+            label |= {"way": "lookup", "tokens": int(words[2])}
+        else:
+            label |= {"map": words[0], "layer": int(words[1]), "tokens": int(words[3])}
+            label |= {"way": "carry"} if words[0] == "carry" else {}
         agrees = [[a == b for a, b in zip(*rows, strict=True)] for rows in zip(kept["tokens"], plain, strict=True)]  # fmt: skip
         check_ratio(
             outcome.one(**label, metric="same_tokens"), [sum(row) for row in agrees], [9] * 5
@@ -61,6 +89,10 @@ def test_figures_are_those_of_the_tokens(outcome, written):
         until = np.array([[*row, False].index(False) for row in agrees], np.float64)
         row = outcome.one(**label, metric="until_difference")
         assert row["value"] == until.mean()
+        if words[0] == "exit":
+            left = [row[1:] for row in kept["layers"]]
+            check_ratio(outcome.one(**label, metric="layers"), [sum(row) for row in left], [8] * 5)
+            continue
         check_ratio(outcome.one(**label, metric="accepted"), kept["accepted"], kept["drafted"])
         check_ratio(outcome.one(**label, metric="tokens_a_check"), [8] * 5, kept["cycles"])
 
@@ -82,6 +114,62 @@ def test_texts_are_those_of_generate(outcome, written):
     assert kept["texts"] == list(drafted.texts)
     for field, counts in drafted.drafts._asdict().items():
         assert kept[field] == counts.tolist()
+
+
+def test_exits_are_those_that_were_asked_for(outcome, written):
+    """Some tokens leave and some do not, and their figures are those of `measure_exits`."""
+    model, _ = jmat.load(REFERENCE / "gpt2")
+    examples = prepared(model)
+    prompts = [np.array(ids, np.int32) for ids in written["prompts"]]
+    for fill in ("copy", "map"):
+        exits = jmat.fit_exits(model, examples.fit, [1, 3], 0.02, fill=fill, kind="affine")
+        name = f"exit affine {fill} > 0.02"
+        rows = measure_exits(model, prompts, {name: exits}, max_new_tokens=9, seed=5)
+        for row in rows[1:]:
+            shared = {key: row[key] for key in ("metric", "method", "distance") if key in row}
+            (found,) = [
+                each
+                for each in outcome.find(**shared)
+                if ("distance" in each) == ("distance" in row)
+            ]
+            if row["value"] is None:
+                assert found["value"] is None
+                continue
+            assert found["value"] == pytest.approx(row["value"], rel=1e-4), shared
+        assert rows[0]["value"] == pytest.approx(outcome.one(method="plain")["value"], rel=1e-4)
+        layers = np.concatenate([row[1:] for row in written["methods"][name]["layers"]])
+        assert 0 < (layers == 4).mean() < 1
+
+
+def test_the_predicted_speed_is_of_measured_costs(monkeypatch, gpt2, gpt2_examples):
+    """A plain step takes 10 ms, a drafted token 2 or 3, and a check 14, 15 or 16."""
+    asked = {}
+
+    def costs(model, drafts, checks, *, rows, length, room, turns):
+        asked.update(drafts=drafts, checks=list(checks), sizes=(rows, length, room, turns))
+        per_draft = {name: 0.002 if step.layer == 1 else 0.003 for name, step in drafts.items()}
+        return Costs(0.01, per_draft, {(1, 2): 0.014, (3, 2): 0.015, (0, 2): 0.016})
+
+    monkeypatch.setattr(predicted, "measure_costs", costs)
+    options = decoding.Options(
+        ways=["draft", "lookup"], layers=[1, 3], draft_tokens=[2], num_prompts=3, prompt_tokens=4,
+        new_tokens=6, turns=1, short_list=50,
+    )  # fmt: skip
+    results = decoding.run(gpt2, gpt2_examples, options)
+    rows = {(row["method"], row["metric"]): row for row in results.rows}
+    per_check = {name: rows[name, "tokens_a_check"]["value"] for name, metric in rows if metric == "tokens_a_check"}  # fmt: skip
+    for name, c, v in (
+        ("affine.1 x 2", 0.2, 1.4),
+        ("affine.3 x 2", 0.3, 1.5),
+        ("lookup x 2", 0, 1.6),
+    ):
+        row = rows[name, "predicted_speed_up"]
+        assert row["value"] == pytest.approx(per_check[name] / (2 * c + v))
+        assert (row["draft_cost"], row["check_cost"]) == pytest.approx((c, v))
+    assert asked["sizes"] == (3, 4 + 3, 4 + 6, 1)
+    assert set(asked["drafts"]) == {"affine.1 x 2", "affine.3 x 2"}
+    words = frequent_words(gpt2_examples.fit, 50)
+    assert all(np.array_equal(step.words, words) for step in asked["drafts"].values())
 
 
 def test_prompts_begin_sentences_that_no_map_was_fitted_on():
@@ -109,8 +197,15 @@ def test_the_clock_is_of_turns(monkeypatch, gpt2, gpt2_examples):
 
     monkeypatch.setattr(measure, "in_turn", in_turn)
     options = decoding.Options(
-        layers=[2], draft_tokens=[2], num_prompts=2, prompt_tokens=4, new_tokens=6, turns=3
+        ways=["draft"],
+        layers=[2],
+        draft_tokens=[2],
+        num_prompts=2,
+        prompt_tokens=4,
+        new_tokens=6,
+        turns=3,
     )
+    monkeypatch.setattr(study, "predicted_rows", lambda *_, **__: [])
     results = decoding.run(gpt2, gpt2_examples, options)
     assert asked == [3]
     rows = {(row["method"], row["metric"]): row for row in results.rows}
@@ -138,7 +233,7 @@ def test_settings_reach_the_texts(monkeypatch, gpt2, gpt2_examples):
 
     monkeypatch.setattr(measure, "generate", spy)
     options = decoding.Options(
-        kinds=["mat"], layers=[3], draft_tokens=["2"], new_tokens=5, temperature=0.7, seed=9,
+        ways=["draft"], kinds=["mat"], layers=[3], draft_tokens=["2"], new_tokens=5, temperature=0.7, seed=9,
         turns=0, num_prompts=2,
     )  # fmt: skip
     prompts = [[5, 6, 7], [8, 9]]
@@ -154,7 +249,13 @@ def test_settings_reach_the_texts(monkeypatch, gpt2, gpt2_examples):
 
 def test_prompts_come_from_a_file(tmp_path):
     (tmp_path / "mine.txt").write_text("returns the list\n\nvalue of the first key\n", "utf-8")
-    given = FEW | {"prompts": tmp_path / "mine.txt", "new_tokens": 4, "turns": 0, "layers": 2}
+    given = FEW | {
+        "ways": "lookup",
+        "prompts": tmp_path / "mine.txt",
+        "new_tokens": 4,
+        "turns": 0,
+        "layers": 2,
+    }
     outcome = call("decoding", draft_tokens=1, **given)
     _, tokenizer = jmat.load(REFERENCE / "gpt2")
     written = json.loads((outcome.out / "decoding.json").read_text("utf-8"))
@@ -176,6 +277,12 @@ def test_prompts_come_from_a_file(tmp_path):
         ({"solver": "lstsq"}, "all kinds are fitted from one set of moments"),
         ({"new_tokens": 126}, "ask for at most 120"),
         ({"turns": -1}, "turns=-1"),
+        ({"ways": ["drafts"]}, "ways"),
+        ({"fills": ["cpy"]}, "fills"),
+        ({"thresholds": ["x"]}, "thresholds=x: expected numbers, such as 0.5,0.9"),
+        ({"thresholds": [1.5]}, "1.5"),
+        ({"confidence": "patience", "thresholds": ["1.5"]}, "of patience whole ones"),
+        ({"short_list": -1}, "short_list=-1"),
         ({"temperature": -1.0}, "temperature=-1.0"),
     ],
 )

@@ -70,19 +70,31 @@ def measure_exits(
         "tokenizer": tokenizer,
     }
     plain = generate(model, prompts, scores=True, **options)
-    assert plain.scores is not None
-    nats = [-row[1:].astype(np.float64) for row in plain.scores]
-    rows: list[Row] = [{"method": PLAIN, **_perplexity(nats, seed)}]
+    rows: list[Row] = [{"method": PLAIN, **plain_perplexity(plain, seed)}]
     for name, each in track(list(exits.items()), progress):
         found = generate(model, prompts, exits=each, **options)
-        read = replay(model, found, each)
         threshold: Row = {} if each.threshold is None else {"threshold": each.threshold}
         label = {"method": name, "fill": each.fill, "confidence": each.confidence, **threshold}
         figures = agreement_rows(found, plain, seed)
-        figures += [_rouge(found, plain, seed)]
-        figures += law_rows(found, read, seed) + work_rows(model.config, found, each, seed)
+        figures += exit_rows(model, found, plain, each, seed)
         rows += [{**label, **figure} for figure in figures]
     return rows
+
+
+def plain_perplexity(plain: Generated, seed: int) -> Row:
+    """Returns the perplexity of texts that have the model's own log-probabilities."""
+    assert plain.scores is not None
+    return _perplexity([-row[1:].astype(np.float64) for row in plain.scores], seed)
+
+
+def exit_rows(
+    model: Transformer, found: Generated, plain: Generated, exits: Exits, seed: int
+) -> list[Row]:
+    """Returns the figures of texts whose tokens left early, but for those of
+    `agreement_rows`; see `measure_exits`.
+    """
+    law = law_rows(found, replay(model, found, exits), seed)
+    return [_rouge(found, plain, seed), *law, *work_rows(model.config, found, exits, seed)]
 
 
 def law_rows(found: Generated, read: Replayed, seed: int) -> list[Row]:

@@ -17,7 +17,6 @@ SPEED, SPEED_UP = "tokens_a_second", "speed_up"
 SAME, UNTIL = "same_tokens", "until_difference"
 _NO_DRAFT = "nothing was drafted"
 ACCEPTED, PER_CHECK = "accepted", "tokens_a_check"
-LEFT = "layers"  # at which tokens left the model
 
 
 def method_rows(
@@ -37,12 +36,6 @@ def method_rows(
         figures = [] if method.name == PLAIN else agreement_rows(texts, plain.texts, seed)
         if texts.drafts is not None:
             figures += _drafts(texts, seed)
-        if texts.exits is not None:
-            layers = [layers[1:] for layers in texts.exits.layers]  # the first is the prompt's
-            sums, counts = (
-                np.array([part(each) for each in layers], np.float64) for part in (sum, len)
-            )
-            figures.append(_ratio(LEFT, sums, counts, seed))
         figures += _clock(written[method.name], plain)
         rows += [{**method.fields, **figure} for figure in figures]
     return rows

@@ -13,6 +13,7 @@ from numpy import ndarray
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
 from jmat.decode.fit_exits import fit_exits
+from jmat.decode.generate import generate
 from jmat.decode.options import check_lengths
 from jmat.decode.prompts import Prompts, prompt_ids
 from jmat.decode.words import frequent_words
@@ -28,12 +29,14 @@ from jmat.runtime.annotations import Keywords
 from jmat.runtime.digests import short_hash
 from jmat.runtime.files import save_atomically
 from jmat.runtime.progress import track
+from jmat.studies.decoding.agreement import exit_rows, plain_perplexity
 from jmat.studies.decoding.measure import Written, write_all
 from jmat.studies.decoding.methods import (
     CARRY,
     DRAFT,
     EXIT,
     LOOKUP,
+    PLAIN,
     Method,
     draft_methods,
     exit_methods,
@@ -42,10 +45,10 @@ from jmat.studies.decoding.methods import (
 )
 from jmat.studies.decoding.options import Options
 from jmat.studies.decoding.plots import plot
+from jmat.studies.decoding.predicted import PREDICTED, predicted_rows
 from jmat.studies.decoding.prompts import first_tokens
 from jmat.studies.decoding.rows import (
     ACCEPTED,
-    LEFT,
     PER_CHECK,
     SAME,
     SPEED,
@@ -60,7 +63,8 @@ from jmat.studies.map_zoo.jumps import stream_jumps
 from jmat.studies.settings import Say, Subject, read_subject, report
 
 FIGURE, TEXTS = "decoding.png", "decoding.json"
-_SHOWN = (SPEED, SPEED_UP, SAME, UNTIL, ACCEPTED, PER_CHECK, LEFT)
+LEFT = "layers"
+_SHOWN = (SPEED, SPEED_UP, PREDICTED, SAME, UNTIL, ACCEPTED, PER_CHECK, LEFT, "kl", "perplexity")
 
 
 def run(
@@ -87,8 +91,10 @@ def run(
       Rows for every way to write (`method`): the share of plain tokens that stand at
       the same place, the number of tokens before the first difference, the share of
       drafted tokens that the model accepted, the tokens that one check brings, tokens a
-      second, and how many times as fast as plain text that is. Intervals are over
-      prompts; those of the clock are extremes over turns.
+      second, and how many times as fast as plain text that is, measured and predicted
+      (`jmat.studies.decoding.predicted`). Early exits have the rows of
+      `jmat.studies.decoding.agreement.measure_exits`, too. Intervals are over prompts;
+      those of the clock are extremes over turns.
 
     Raises:
       ValueError: a masked model; a layer or kind that it cannot have; too few sentences;
@@ -131,6 +137,17 @@ def run(
     bar = subject.bar("write")
     written = write_all(model, ids, methods, turns=options.turns, options=shared, progress=bar)
     rows = method_rows(methods, written, seed=options.seed)
+    plain = written[PLAIN].texts
+    if any("exits" in method.arguments for method in methods):
+        scored = generate(model, ids, scores=True, **shared)
+        rows.append({**methods[0].fields, **plain_perplexity(scored, options.seed)})
+    for method in methods:
+        if exits := method.arguments.get("exits"):
+            figures = exit_rows(model, written[method.name].texts, plain, exits, options.seed)
+            rows += [{**method.fields, **figure} for figure in figures]
+    if options.turns:
+        subject.announce("timing single passes")
+        rows += predicted_rows(model, ids, methods, written, turns=options.turns)
     digest = short_hash(*(f"{len(row)} ".encode() + row.tobytes() for row in ids))
     return report(
         "decoding",
@@ -181,6 +198,7 @@ def _methods(
 
 def table(rows: Sequence[Row]) -> str:
     """Returns a table of the ways to write."""
+    rows = [row for row in rows if "distance" not in row]
     return format_table(rows, index="method", columns=("metric",), metrics=_SHOWN, intervals=True)
 
 
