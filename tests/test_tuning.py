@@ -5,7 +5,7 @@ import pytest
 
 import jmat
 from jmat.decode import tuning
-from jmat.decode.acceptance import counted, read_texts, right_copies, right_guesses
+from jmat.decode.acceptance import Texts, counted, read_texts, right_copies, right_guesses
 from jmat.decode.costs import Costs, DraftStep, measure_costs, speed_up, tokens_a_cycle
 from tests.test_speculate import prompts
 
@@ -46,7 +46,7 @@ def test_counts_are_those_of_drafting(gpt2, written, maps, kind, words, tokens):
         stop_tokens=[17, 230],
         draft=jmat.Draft(2, maps[kind], tokens=tokens, words=words),
     )
-    for one, other in zip(counted(texts, right, tokens), found.drafts, strict=True):
+    for one, other in zip(counted(texts, right, tokens).counts, found.drafts, strict=True):
         assert one.tolist() == other.tolist()
     assert found.drafts.accepted.sum() > 0
 
@@ -58,9 +58,23 @@ def test_counts_are_those_of_copies(gpt2, written, tokens):
     lookup = jmat.Lookup(tokens=tokens, longest=2)
     found = jmat.generate(gpt2, ids, max_new_tokens=24, stop_tokens=[17, 230], draft=lookup)
     right, there = right_copies(texts, lookup)
-    for one, other in zip(counted(texts, right, tokens, there), found.drafts, strict=True):
+    counts = counted(texts, right, tokens, there)
+    for one, other in zip(counts.counts, found.drafts, strict=True):
         assert one.tolist() == other.tolist()
+    assert 0 < counts.share <= 1
     assert found.drafts.accepted.sum() > 0
+
+
+def test_the_share_of_cycles_with_a_draft():
+    """Two texts of three new tokens; the first has a draft in its second cycle alone."""
+    texts = Texts(np.zeros(10, np.int32), np.array([5, 5]), np.array([2, 2]), {})
+    right, drafts = np.zeros((10, 1), bool), np.zeros(10, bool)
+    drafts[3] = True  # behind the second new token of the first text
+    found = counted(texts, right, 1, drafts)
+    assert [part.tolist() for part in found.counts] == [[2, 2], [1, 0], [0, 0]]
+    assert found.share == 0.5
+    right[3, 0] = True  # then its last token is a draft, and nothing comes behind it
+    assert counted(texts, right, 1, drafts).counts.accepted.tolist() == [1, 0]
 
 
 def test_the_formula_of_the_speed_up():
@@ -138,10 +152,19 @@ def test_what_does_not_pay_is_said_so(gpt2, gpt2_examples, clock):
     assert found.verdict.startswith("Drafting does not pay here: the best draft (ridge:0.01 from")
 
 
-def test_the_best_draft_runs_against_plain_decoding(gpt2, gpt2_examples, clock):
-    found = tuned(gpt2, gpt2_examples, layers=[1], tokens=[2], kinds=["carry"], words=[], race=1)
-    assert found.race.least == found.race.median == found.race.most > 0
-    assert "; the clock says " in found.verdict
+@pytest.mark.parametrize("factor", [0.3, 2.0])
+def test_the_best_draft_runs_against_plain_decoding(
+    gpt2, gpt2_examples, clock, monkeypatch, factor
+):
+    taken = {"plain": [factor, 3 * factor], "draft": [1.0, 1.0]}
+    monkeypatch.setattr(tuning, "in_turn", lambda works, turns: taken)
+    found = tuned(gpt2, gpt2_examples, layers=[1], tokens=[2], kinds=["carry"], words=[], race=2)
+    assert found.race == (2 * factor, factor, 3 * factor)
+    assert (found.draft is None) == (factor < 1)
+    assert found.verdict.endswith(
+        f"; the clock says {2 * factor:.2f} ({factor:.2f} to {3 * factor:.2f})."
+    )
+    assert found.verdict.startswith("Best: " if factor > 1 else "Drafting does not pay here: ")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ were drafted before. The counts are those of `jmat.generate(…, draft=…).draf
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,14 +163,26 @@ def right_copies(texts: Texts, lookup: Lookup) -> tuple[Bool[ndarray, "N g"], Bo
 _copies = jax.jit(copies, static_argnames=("tokens", "longest"))
 
 
+class Counted(NamedTuple):
+    """Holds what becomes of drafts of one length.
+
+    Attributes:
+      counts: cycles, drafted and accepted tokens of each text.
+      share: of the cycles in which texts are written together, how many have a draft of
+        any of them.
+    """
+
+    counts: DraftCounts
+    share: float
+
+
 def counted(
     texts: Texts,
     right: Bool[ndarray, "N depth"],
     tokens: int,
     drafts: Bool[ndarray, " N"] | None = None,
-) -> DraftCounts:
-    """Returns what becomes of drafts of a length: cycles, drafted and accepted tokens of
-    each text.
+) -> Counted:
+    """Returns what becomes of drafts of a length.
 
     Args:
       texts: that are written.
@@ -178,14 +191,17 @@ def counted(
       drafts: behind which tokens there is a draft; None: behind each.
     """
     counts = np.zeros((3, len(texts.lengths)), np.int32)
+    has_draft = np.zeros(int(texts.lengths.max()), bool)  # by the number of the cycle
     for row, (start, length) in enumerate(zip(texts.starts, texts.lengths, strict=True)):
         at = int(texts.prompts[row])  # the first new token comes with the prompt
         while at + 1 < length:
             place, most = int(start) + at, length - at - 1
             drafted = tokens if drafts is None or drafts[place] else 0
+            has_draft[counts[0, row]] |= drafted > 0
             accepted = 0
             while accepted < min(drafted, most) and right[place + accepted, accepted]:
                 accepted += 1
             counts[:, row] += (1, drafted, accepted)
             at += accepted + 1
-    return DraftCounts(*counts)
+    share = has_draft.sum() / max(int(counts[0].max()), 1)
+    return Counted(DraftCounts(*counts), float(share))

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jmat.decode.passes import Rules, State, head_at, read
 from jmat.decode.sample import draw, processed
-from jmat.models.cache import NOWHERE, Cache
+from jmat.models.cache import Cache
 from jmat.models.family import Transformer
 
 # What random numbers are for: each use has a stream of its own, with a number that no row has.
@@ -77,17 +77,16 @@ def checked(
     count = jnp.minimum(accepted + 1, rules.most - state.written)
     stops = (new[:, :, None] == rules.stops).any(-1) & (columns < count[:, None])
     stopped = stops.any(1)
-    count = jnp.where(stopped, jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, count)
+    count = jnp.minimum(count, _first(stops) + 1)
     count = jnp.where(going, count, 0)
-    places = jnp.where(columns < count[:, None], state.written[:, None] + columns, NOWHERE)
     kept = state.scores
     if kept is not None:
         log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), new[:, :, None], axis=2)
-        kept = put(kept, log_p[:, :, 0], places)
+        kept = spliced(kept, log_p[:, :, 0], state.written, count)
     written = state.written + count
     longer = state._replace(
         cache=cache.with_lengths((before + count)[None]),
-        tokens=put(state.tokens, new, places),
+        tokens=spliced(state.tokens, new, state.written, count),
         scores=kept,
         written=written,
         going=going & ~stopped & (written < rules.most),
@@ -99,6 +98,27 @@ def checked(
 def put(row: Array, new: Array, places: Int[Array, " g1"]) -> Array:
     """Returns a row with new values in places; those past its end are dropped."""
     return row.at[places].set(new, mode="drop")
+
+
+def spliced(
+    kept: Shaped[Array, "B N"],
+    new: Shaped[Array, "B g1"],
+    start: Int[Array, " B"],
+    count: Int[Array, " B"],
+) -> Shaped[Array, "B N"]:
+    """Returns rows with the first `count` of their new values from `start` on.
+
+    Values are looked up where they go: XLA writes into an array one by one on CPUs.
+    """
+    ahead = jnp.arange(kept.shape[1], dtype=jnp.int32) - start[:, None]
+    values = jnp.take_along_axis(new, jnp.clip(ahead, 0, new.shape[1] - 1), axis=1)
+    return jnp.where((ahead >= 0) & (ahead < count[:, None]), values, kept)
+
+
+def _first(holds: Bool[Array, "B g"]) -> Int[Array, " B"]:
+    """Returns the first column in which each row holds; their number where none does."""
+    columns = jnp.arange(holds.shape[1], dtype=jnp.int32)
+    return jnp.min(jnp.where(holds, columns, holds.shape[1]), axis=1, initial=holds.shape[1])
 
 
 def _accepted(
@@ -114,7 +134,7 @@ def _accepted(
     if law.temperature is None:
         own = jnp.argmax(scores, axis=-1).astype(jnp.int32)
         agrees = there & (drafted.tokens == own[:, :-1])
-        return jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1), own
+        return _first(~agrees), own
     V = scores.shape[-1]
     p = jax.nn.softmax(processed(scores.reshape(-1, V), None, law), axis=-1).reshape(scores.shape)
     q = jnp.where(there[:, :, None], _draft_law(drafted, V), 0)
@@ -124,7 +144,7 @@ def _accepted(
         for each in (p[:, :-1], q)
     )
     agrees = there & (u * of_q < of_p)
-    accepted = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1)
+    accepted = _first(~agrees)
     # where nothing was drafted, q is 0, and the token is drawn from p itself
     rest = jnp.maximum(p - jnp.pad(q, ((0, 0), (0, 1), (0, 0))), 0)
     rest = jnp.take_along_axis(rest, accepted[:, None, None], axis=1)[:, 0]

@@ -22,13 +22,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
-from jmat.decode.checking import Check, Drafted, checked, put
+from jmat.decode.checking import Check, Drafted, checked, spliced
 from jmat.decode.draft import Draft, DraftCounts, Earlier, words_of
 from jmat.decode.drafting import Drafter, draft_tokens
 from jmat.decode.lookup import Lookup, copied_tokens
 from jmat.decode.passes import Rules, State, last_tokens, placed, read
 from jmat.maps.carry import Carry
-from jmat.models.cache import NOWHERE, Cache
+from jmat.models.cache import Cache
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.runtime.annotations import PyTree
@@ -145,7 +145,9 @@ def write_drafted(
         state, drafting = carry
         if drafter is None:
             assert drafting.texts is not None
-            texts = put(drafting.texts, last_tokens(state), state.cache.lengths[-1][:, None])
+            read_already = state.cache.lengths[-1]
+            one = jnp.ones_like(read_already)
+            texts = spliced(drafting.texts, last_tokens(state), read_already, one)
             drafting = drafting._replace(texts=texts)
             drafted = copied_tokens(
                 state, texts, tokens=plan.tokens, longest=plan.longest, shortest=plan.shortest
@@ -160,11 +162,36 @@ def write_drafted(
                 layer=plan.layer,
                 tokens=plan.tokens,
             )
-        longer, check = checked(model, state, drafted, rules, layer=plan.layer)
+        if drafter is None:
+            longer, check = _checked_copies(model, state, drafted, rules)
+        else:
+            longer, check = checked(model, state, drafted, rules, layer=plan.layer)
         return longer, _next(state, drafting, drafted, check)
 
     state, drafting = jax.lax.while_loop(goes_on, cycle, (state, drafting))
     return placed(state, rows), _split(drafting, rows)
+
+
+def _checked_copies(
+    model: Transformer, state: State, drafted: Drafted, rules: Rules
+) -> tuple[State, Check]:
+    """Returns what `checked` does, by a plain step where no row has a draft: that costs
+    less.
+    """
+
+    def plain(drafted: Drafted) -> tuple[State, Check]:
+        alone = drafted._replace(inputs=drafted.inputs[:, :1], tokens=drafted.tokens[:, :0])
+        longer, check = checked(model, state, alone, rules, layer=0)
+        most = drafted.tokens.shape[1]
+        return longer, check._replace(
+            final=jnp.pad(check.final, ((0, 0), (0, most), (0, 0))),
+            new=jnp.pad(check.new, ((0, 0), (0, most))),
+        )
+
+    def whole(drafted: Drafted) -> tuple[State, Check]:
+        return checked(model, state, drafted, rules, layer=0)
+
+    return jax.lax.cond((drafted.lengths > 0).any(), whole, plain, drafted)
 
 
 def _next(state: State, drafting: Drafting, drafted: Drafted, check: Check) -> Drafting:
@@ -177,9 +204,7 @@ def _next(state: State, drafting: Drafting, drafted: Drafted, check: Check) -> D
     )
     texts, earlier = drafting.texts, drafting.earlier
     if texts is not None:
-        columns = jnp.arange(check.new.shape[1], dtype=jnp.int32)
-        places = state.cache.lengths[-1][:, None] + 1 + columns
-        texts = put(texts, check.new, jnp.where(columns < taken[:, None], places, NOWHERE))
+        texts = spliced(texts, check.new, state.cache.lengths[-1] + 1, taken)
     if earlier is not None:
         # The last new token has not been read: the one before it stands in column taken − 1.
         at = jnp.maximum(taken - 1, 0)[:, None, None]

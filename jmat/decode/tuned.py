@@ -28,11 +28,12 @@ class TunedDraft:
 
     Attributes:
       draft: to be given to `jmat.generate`; None where none is predicted to be faster
-        than plain decoding.
+        than plain decoding, or the best one lost the race.
       rows: of every draft, the fastest first: `kind`, `layer`, `words` (0: all) and
         `tokens`; `accepted`, the share of drafted tokens that are part of the text;
         `tokens_a_check`, of the slowest text, for which the others wait; `draft_cost` and
-        `check_cost` in plain steps; and `speed_up`, what is predicted from these.
+        `check_cost`, the mean over cycles, in plain steps; and `speed_up`, what is
+        predicted from these.
       plain: seconds of a plain step.
       race: the best draft's speed-up by the clock; None where no race was asked for, or
         there is no best draft.
@@ -48,17 +49,17 @@ class TunedDraft:
         """Returns a sentence on whether a draft pays."""
         best = self.rows[0]
         factor = f"{best['speed_up']:.2f}"
+        clock = ""
+        if self.race is not None:
+            median, least, most = self.race
+            clock = f"; the clock says {median:.2f} ({least:.2f} to {most:.2f})"
         if self.draft is None:
             return (
                 f"Drafting does not pay here: the best draft ({_name(best)}) is predicted to be "
-                f"{factor} times as fast as plain decoding."
+                f"{factor} times as fast as plain decoding{clock}."
             )
-        words = f"Best: {_name(best)}, predicted to be {factor} times as fast as plain decoding"
-        if self.race is None:
-            return f"{words}."
         return (
-            f"{words}; the clock says {self.race.median:.2f} ({self.race.least:.2f} to "
-            f"{self.race.most:.2f})."
+            f"Best: {_name(best)}, predicted to be {factor} times as fast as plain decoding{clock}."
         )
 
     def __repr__(self) -> str:

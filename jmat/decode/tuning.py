@@ -20,9 +20,9 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split
 from jmat.data.reading import every_token
-from jmat.decode.acceptance import counted, read_texts, right_copies, right_guesses
+from jmat.decode.acceptance import Counted, counted, read_texts, right_copies, right_guesses
 from jmat.decode.costs import Costs, DraftStep, measure_costs, speed_up
-from jmat.decode.draft import Draft, DraftCounts, check_tokens, words_of
+from jmat.decode.draft import Draft, check_tokens, words_of
 from jmat.decode.generate import generate
 from jmat.decode.lookup import Lookup
 from jmat.decode.options import check_lengths
@@ -78,8 +78,8 @@ def tune_draft(
       lookup: whether copies of the text so far are tried, too.
       max_new_tokens: of a text.
       turns: how often each program is timed.
-      race: how often the best draft and plain decoding are timed against one another; 0:
-        never.
+      race: how often the best draft and plain decoding are timed against one another; a
+        draft that is slower is not returned; 0: never.
       progress: label of the progress bar of capturing; by default none is shown.
 
     Raises:
@@ -151,7 +151,7 @@ def tune_draft(
     taken = in_turn(works, race)
     factors = [a / b for a, b in zip(taken["plain"], taken["draft"], strict=True)]
     found = Race(statistics.median(factors), min(factors), max(factors))
-    return dataclasses.replace(tuned, race=found)
+    return dataclasses.replace(tuned, race=found, draft=best if found.median > 1 else None)
 
 
 class _Key(NamedTuple):
@@ -245,12 +245,12 @@ def _counts(
     ids: Sequence[Int32[ndarray, " _"]],
     tokens: Sequence[Int32[ndarray, " _"]],
     drafts: Mapping[_Key, Draft | Lookup],
-) -> dict[_Key, DraftCounts]:
+) -> dict[_Key, Counted]:
     """Returns what would become of each draft in texts that the model wrote."""
     layers = dict.fromkeys(key.layer for key in drafts if key.layer)
     texts = read_texts(model, ids, tokens, [*layers, model.config.layers])
     depth = max(key.tokens for key in drafts)
-    counts: dict[_Key, DraftCounts] = {}
+    counts: dict[_Key, Counted] = {}
     by_map: dict[tuple[str, int], dict[_Key, Draft]] = {}
     for key, draft in drafts.items():
         if isinstance(draft, Lookup):
@@ -301,14 +301,17 @@ def _step(key: _Key) -> str:
     return f"{key.kind} {key.layer} {key.words}"
 
 
-def _row(key: _Key, counts: DraftCounts, costs: Costs) -> Row:
+def _row(key: _Key, found: Counted, costs: Costs) -> Row:
     """Returns what is known of one draft."""
+    counts = found.counts
     # A batch is written when its slowest text is. The first token comes with the prompt.
     slowest = int(np.argmax(counts.cycles))
     per_cycle = 1 + counts.accepted[slowest] / max(int(counts.cycles[slowest]), 1)
     drafted = int(counts.drafted.sum())
     draft = 0.0 if key.kind == LOOKUP else costs.drafts[_step(key)] / costs.plain
     check = costs.checks[key.layer, key.tokens] / costs.plain
+    if key.kind == LOOKUP:  # where no text has a copy, a plain step is made
+        check = found.share * check + (1 - found.share)
     return {
         **key._asdict(),
         "accepted": float(counts.accepted.sum()) / drafted if drafted else 0.0,

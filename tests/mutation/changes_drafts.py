@@ -51,8 +51,8 @@ CHANGES = [
     ),
     Change(
         "jmat/decode/checking.py",
-        "count = jnp.where(stopped, jnp.argmax(stops, axis=1).astype(jnp.int32) + 1, count)",
-        "count = jnp.where(stopped, count, count)",
+        "count = jnp.minimum(count, _first(stops) + 1)",
+        "count = jnp.minimum(count, _first(stops) + 2)",
         "a text goes on behind its stop token",
         _DRAFTS,
     ),
