@@ -115,6 +115,7 @@ def test_the_rows_of_all_models_stand_together(whole):
     }
     apart = [row for row in wanted if row["metric"] == "kl_minus_mat" and "layer" not in row]
     assert drawn == {round(row["value"], 6) for row in apart}
+    assert several.plot_bytes(together).get_suptitle() == "what a map's memory buys"
     panels = several.plot_bytes(together).axes
     assert [panel.get_title() for panel in panels] == [
         f"{name}: KL, mean over layers" for name in ("gpt2", "bert")

@@ -88,6 +88,20 @@ def perplexity_axis(panel: Axes) -> None:
     panel.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
+class PlainLogFormatter(LogFormatter):
+    """Writes 0.6 in place of 6e-01, at the places that a logarithmic axis has room for."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def nats_axis(panel: Axes) -> None:
+    """Makes the y axis logarithmic, with plain numbers below 1, too."""
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(PlainLogFormatter())
+    panel.yaxis.set_minor_formatter(PlainLogFormatter(labelOnlyBase=False))
+
+
 def plain_log_axis(panel: Axes) -> None:
     """Makes the y axis logarithmic, with 0.01 in place of a power of ten, whose
     exponent is small type.

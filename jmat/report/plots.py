@@ -35,7 +35,16 @@ _LOOKS: dict[str, Look] = {
     "mat_ffn": ("#CC79A7", "D"),
     "mat_ln1_ln2": ("#E69F00", "v"),
 }
-_SPARE_COLOURS = ("#56B4E9", "#000000", "#999999", "#882255")
+_SPARE_COLOURS = (
+    "#56B4E9",
+    "#000000",
+    "#999999",
+    "#882255",
+    "#44AA99",
+    "#332288",
+    "#DDCC77",
+    "#117733",
+)
 _SPARE_MARKERS = ("P", "X", "<", ">", "*", "h", "p")
 # Confidence of an early exit → the key of a row's setting, line style, and its words in the legend.
 _EXITS: dict[str, tuple[str, Literal["-", "--", ":"], str]] = {

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from jmat.maps.kinds import IDENTITY, Kind
 from jmat.models.family import Transformer
 from jmat.models.sites import stream_sites
-from jmat.report.axes import perplexity_axis
+from jmat.report.axes import nats_axis
 from jmat.report.drawing import Drawing, Panel, draw, key, line
 from jmat.report.names import metric_name, readable
 from jmat.report.plots import map_looks
@@ -140,7 +140,7 @@ def plot_kind_curves(results: Content, **drawing: Unpack[Drawing]) -> Figure:
             for row in (r for r in mine if r["map"] == IDENTITY):
                 ax.axhline(row["value"], color="0.5", linestyle=":")
             if metric == KL:
-                perplexity_axis(ax)
+                nats_axis(ax)
                 ax.set_ylabel("nats")
             if metric == R2:
                 ax.set_ylim(max(ax.get_ylim()[0], -1), 1.02)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jmat.maps.kinds import AFFINE, IDENTITY, MAT
-from jmat.report.axes import perplexity_axis
+from jmat.report.axes import nats_axis
 from jmat.report.drawing import Drawing, Layout, Look, Panel, draw, key, titled
 from jmat.report.names import PARTS, metric_name, model_name, plain, readable
 from jmat.report.plots import map_looks, plot_by_layer, plot_layer_pairs
@@ -100,7 +100,9 @@ def plot_bytes(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         for model, rows in shown.items()
     }
     layout = Layout(panel=(5.2, 3.4), narrowest=2.4, ratio=0.68)
-    title = f"{model_name(results)}: what a map's memory buys".removeprefix(": ")
+    title = "what a map's memory buys"
+    if "" in by_model:
+        title = f"{model_name(results)}: {title}"
     return draw(panels, layout, **titled(drawing, title))
 
 
@@ -147,4 +149,4 @@ def _fill_bytes(
         ylabel="nats",
         title=f"{plain(model)}: {words}" if model else words,
     )
-    perplexity_axis(panel)
+    nats_axis(panel)

@@ -120,6 +120,7 @@ def plot_models(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         panel.set_yticks(range(len(kinds)), [readable(kind) for kind in kinds])
         panel.set_ylim(len(kinds) - 0.5, -0.5)
         panel.set_xscale("symlog", linthresh=0.1)
+        panel.margins(x=0.06)
         panel.set(xlabel="nats", title=f"KL less that of the {readable(MAT)}, mean over layers")
 
     keys = [key(plain(name), look, linestyle="none") for name, look in looks.items()]
