@@ -45,6 +45,7 @@ LISTS = (
     "decode",
     "lens",
     "drafts",
+    "exits",
 )
 LIBRARIES = (
     "flax.nnx jax matplotlib.pyplot optax orbax.checkpoint pytest sklearn.linear_model torch "
