@@ -11,7 +11,8 @@ these blocks.
 Block l itself reads h_l, so it has its own keys and values always.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ from jmat.models.sites import Site
 
 _TOGETHER = 8  # tokens that are made good in one pass
 
+Carry = TypeVar("Carry")
+
 
 class Gaps(NamedTuple):
     """Holds the tokens that some blocks have not read yet.
@@ -41,6 +44,19 @@ class Gaps(NamedTuple):
     """
 
     streams: Float[Array, "B S D"]
+
+
+def run_if(wanted: Bool[Array, ""], step: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """Returns `step(carry)` where that is wanted, and the carry as it is where not.
+
+    It is a loop of one turn or none, which changes the cache in place: `jax.lax.cond`
+    has it copied in its branches.
+    """
+
+    def turn(given: tuple[Bool[Array, ""], Carry]) -> tuple[Bool[Array, ""], Carry]:
+        return jnp.zeros((), bool), step(given[1])
+
+    return jax.lax.while_loop(lambda given: given[0], turn, (wanted, carry))[1]
 
 
 def catch_up(
@@ -64,7 +80,9 @@ def catch_up(
         """Returns how many tokens of each row are still to be read."""
         return jnp.where(going, at + 1 - cache.lengths[start], 0)
 
-    def piece(carry: tuple[Cache, Gaps, Int[Array, ""]], size: int):
+    def piece(
+        carry: tuple[Cache, Gaps, Int[Array, ""]], size: int
+    ) -> tuple[Cache, Gaps, Int[Array, ""]]:
         cache, gaps, runs = carry
         offsets = jnp.arange(size, dtype=jnp.int32)
         real = offsets < left(cache)[:, None]
@@ -80,18 +98,12 @@ def catch_up(
         )
         return cache, Gaps(put(gaps.streams, x, columns)), runs + 1
 
-    def pieces(carry: tuple[Cache, Gaps, Int[Array, ""]]):
-        # One token takes less time than several, of which all but one are padding.
-        return jax.lax.cond(
-            left(carry[0]).max() > 1,
-            lambda carry: piece(carry, _TOGETHER),
-            lambda carry: piece(carry, 1),
-            carry,
-        )
-
-    cache, gaps, runs = jax.lax.while_loop(
-        lambda carry: (left(carry[0]) > 0).any(), pieces, (cache, gaps, jnp.zeros((), jnp.int32))
+    carry = (cache, gaps, jnp.zeros((), jnp.int32))
+    carry = jax.lax.while_loop(
+        lambda carry: left(carry[0]).max() > 1, lambda carry: piece(carry, _TOGETHER), carry
     )
+    # One token takes less time than several, of which all but one are padding.
+    cache, gaps, runs = run_if(left(carry[0]).max() > 0, lambda carry: piece(carry, 1), carry)
     return _taken(gaps.streams, at[:, None]), cache, gaps, runs
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jmat.decode.checking import put
 from jmat.decode.draft import apply_map
 from jmat.decode.exits import FIXED, RECOMPUTE
-from jmat.decode.fills import Gaps, catch_up, fill_in
+from jmat.decode.fills import Gaps, catch_up, fill_in, run_if
 from jmat.decode.passes import (
     Rules,
     State,
@@ -190,9 +190,7 @@ def read_token(
 
     token = look(token, 0)
     for i in range(m):
-        token = jax.lax.cond(
-            token.going.any(), functools.partial(go_on, i=i), lambda token: token, token
-        )
+        token = run_if(token.going.any(), functools.partial(go_on, i=i), token)
     return token
 
 
@@ -229,10 +227,9 @@ def _look(
     if gaps is not None:
         gaps = Gaps(put(gaps.streams, token.x, jnp.where(token.going, at, NOWHERE)[:, None]))
     else:
-        cache = jax.lax.cond(
+        cache = run_if(
             leaves.any(),
             lambda cache: fill_in(model, token.x, leaves, cache, rules, looks, plan, layer),
-            lambda cache: cache,
             cache,
         )
     return token._replace(
