@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from tests.exiting import check_by_hand, check_exact, probabilities, sure
 from tests.test_generate import CASES
 
 NEW = 30
+REFERENCE = pathlib.Path(__file__).parent / "data" / "reference" / "gpt2"
 FILLS = ("recompute", "copy")  # those without maps
 
 
@@ -164,6 +166,18 @@ def test_a_text_up_to_the_last_position(gpt2, maps):
     ids = prompts(gpt2.config.vocab_size, (gpt2.config.num_positions - 9,))
     exits = jmat.Exits(maps, 0.06)
     check_exact(gpt2, write(gpt2, exits, ids, max_new_tokens=9), exits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fill", ["recompute", "copy", "map", "direct"])
+def test_bfloat16(gpt2_examples, fill):
+    """A threshold that nothing exceeds changes nothing; others let tokens leave."""
+    model, _ = jmat.load(REFERENCE, dtype="bfloat16")
+    exits = jmat.fit_exits(model, gpt2_examples.fit, [1, 3], 1.0, fill=fill)
+    ids = prompts(model.config.vocab_size)
+    same(write(model, exits, ids), write(model, None, ids))
+    early = write(model, dataclasses.replace(exits, threshold=0.06), ids)
+    assert (np.concatenate(early.exits.layers) < 4).any()
 
 
 # --- filled caches --------------------------------------------------------------------------------
@@ -399,6 +413,13 @@ def test_a_result_shows_where_tokens_left(gpt2):
     for layer in range(1, 12):
         contrast = (luminance(colour(layer, 12)) + 0.05) / (luminance("#191c22") + 0.05)
         assert contrast > 7
+
+
+def test_exits_show_their_rule():
+    exits = jmat.Exits(ONE, 0.5, fill="copy")
+    assert repr(exits) == "Exits from layers 1: gap above 0.5, fill='copy'"
+    fixed = jmat.Exits({2: jmat.Identity(), **ONE}, confidence="fixed")
+    assert repr(fixed) == "Exits from layers 1, 2: fixed, fill='recompute'"
 
 
 def test_pieces_are_the_text():

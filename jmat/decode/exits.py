@@ -108,6 +108,11 @@ class Exits:
                 raise ValueError(f"words={words.tolist()}: expected two token ids at least.")
             object.__setattr__(self, "words", words)
 
+    def __repr__(self) -> str:
+        layers = ", ".join(map(str, sorted(self.maps)))
+        above = "" if self.threshold is None else f" above {self.threshold:g}"
+        return f"Exits from layers {layers}: {self.confidence}{above}, fill={self.fill!r}"
+
     def _check_threshold(self) -> None:
         threshold, falls = self.threshold, self.length is not None
         if falls and (self.confidence in (PATIENCE, FIXED) or not _is_between(self.length, 1e-6)):
@@ -177,7 +182,7 @@ class TokenExits(NamedTuple):
       looked_at: the layers.
       blocks: L, of the whole model.
       programs: how many blocks were run behind the prompts: each run serves the tokens
-        of all texts that are there, and so up to 8 of a text where blocks that were
+        of all texts that are there, and up to 8 of a text where blocks that were
         skipped are made good.
       pieces: of each text, what each token adds to it; None without a tokenizer.
     """

@@ -30,7 +30,8 @@ from jmat.models.edits import apply_site
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 
-_TOGETHER = 8  # tokens that are made good in one pass
+_TOGETHER = 8  # tokens of a row that are made good in one pass, where rows are few
+_IN_ALL = 32  # tokens of all rows in such a pass: most of them are padding where rows are many
 
 Carry = TypeVar("Carry")
 
@@ -98,9 +99,10 @@ def catch_up(
         )
         return cache, Gaps(put(gaps.streams, x, columns)), runs + 1
 
+    size = max(2, min(_TOGETHER, _IN_ALL // len(going)))
     carry = (cache, gaps, jnp.zeros((), jnp.int32))
     carry = jax.lax.while_loop(
-        lambda carry: left(carry[0]).max() > 1, lambda carry: piece(carry, _TOGETHER), carry
+        lambda carry: left(carry[0]).max() > 1, lambda carry: piece(carry, size), carry
     )
     # One token takes less time than several, of which all but one are padding.
     cache, gaps, runs = run_if(left(carry[0]).max() > 0, lambda carry: piece(carry, 1), carry)
