@@ -81,7 +81,7 @@ class Follower:
         for token in self._tokens:
             longer = [*before, token]
             added = len(self._whole(longer)) - len(self._whole(before))
-            ends.append(min(max(ends[-1] + added, ends[-1]), len(self.text)))
+            ends.append(ends[-1] + max(added, 0))
             before = longer[-_BEFORE:]
         ends[-1] = len(self.text)
         return tuple(self.text[start:end] for start, end in itertools.pairwise(ends))

@@ -64,9 +64,9 @@ CHANGES = [
     ),
     Change(
         "jmat/decode/text.py",
-        "ends.append(min(max(ends[-1] + added, ends[-1]), len(self.text)))",
-        "ends.append(ends[-1] + added)",
-        "pieces go on behind a stop string",
+        "ends.append(ends[-1] + max(added, 0))",
+        "ends.append(ends[-1] + 1)",
+        "each token adds one letter",
         _EXITS,
     ),
     Change(
