@@ -20,7 +20,8 @@ special tokens; --tokens=sampled reads only the sampled positions. --all_pairs a
 every pair of layers, --intrinsic_dimension that of every layer's activations by several
 estimators of TwoNN, which differ (`pip install 'jmat[probe]'`), --revisions curves over
 training (of a hub id's revisions, or of folders such as `pretrain --keep_every=100`
-leaves in OUT/steps), --against the difference to another model. A run that was killed
+leaves in OUT/steps; with the angle between neighbouring layers, the strength of a
+block's jump), --against the difference to another model. A run that was killed
 goes on in the middle of the first pass when it is started again with the same flags.
 
 Writes results.json, linearity.png, geometry.png and errors.png. About two minutes on

@@ -153,7 +153,7 @@ CLAIMS = [
     ("early_exit", {}, {"early_exit.png", *MAPS}, (), True, True),
     ("linearity", {}, LINEARITY, ("revisions", "against"), False, True),
     ("linearity", {"against": "x"}, LINEARITY | {"difference.png"}, ("revisions", "against"), False, True),
-    ("linearity", {"revisions": "x"}, LINEARITY | {"checkpoints.png"}, ("revisions", "against"), False, True),
+    ("linearity", {"revisions": "x"}, LINEARITY | {"checkpoints.png", "jump_strength.png"}, ("revisions", "against"), False, True),
     ("linearity", {"all_pairs": True}, LINEARITY | {"pairs.png"}, ("revisions", "against"), False, True),
     ("prune", {}, {"prune.png", *MAPS}, (), True, False),
     ("prune", {"save": True, "method": "map"}, {"prune.png", *MAPS, "model"}, (), True, False),

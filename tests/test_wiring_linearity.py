@@ -99,6 +99,21 @@ def held_out_draws(x, y, x_new, y_new, sentences):
     return 1 - (counts @ error) / (counts @ spread)
 
 
+@pytest.mark.parametrize("of", ["gpt2", "checkpoint"])
+def test_angles_of_steps_by_hand(outcome, of):
+    new = acts("gpt2" if of == "gpt2" else changed_model())[1]
+    streams = [new[site].astype(np.float64) for site in stream_sites(4)]
+    for i in range(4):
+        x, y = streams[i : i + 2]
+        cosine = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+        angle = np.degrees(np.arccos(cosine))
+        label = {"checkpoint": None if of == "gpt2" else str(changed_model()), "against": None}
+        row = outcome.one(map="mat", layer=i, target=i + 1, metric="angle", **label)
+        assert row["value"] == pytest.approx(angle.mean(), rel=1e-3)
+        assert row["low"] < row["value"] < row["high"]
+        assert f"{row['value']:.3f}" in outcome.printed
+
+
 @pytest.mark.parametrize("of", ["gpt2", "checkpoint", "against"])
 def test_steps_are_those_of_the_model_that_a_row_names(outcome, of):
     fit, new, _ = acts("gpt2" if of == "gpt2" else changed_model())
@@ -163,12 +178,12 @@ def test_dimensions_are_of_the_sampled_evaluation_positions(outcome):
 
 
 def test_the_tables_and_figures_are_of_the_model(outcome):
-    names = ["linearity", "geometry", "errors", "checkpoints", "difference", "pairs"]
+    names = "linearity geometry errors checkpoints jump_strength difference pairs".split()
     assert sorted(path.stem for path in outcome.out.glob("*.png")) == sorted(names)
     titles = [figure.get_suptitle() for figure in outcome.figures]
     model, other = (short_path(str(path)) for path in (REFERENCE / "gpt2", changed_model()))
-    assert titles[:4] == [model] * 4
-    assert titles[4:] == [f"{model} − {other}", f"{model}: linearity of all pairs"]
+    assert titles[:5] == [model] * 5
+    assert titles[5:] == [f"{model} − {other}", f"{model}: linearity of all pairs"]
     table = outcome.printed.partition("linearity of the step from layer l to l + 1")[2].partition(
         "\nheld out, of"
     )[0]
@@ -192,7 +207,7 @@ def test_the_tables_and_figures_are_of_the_model(outcome):
             for metric in metrics
         ]
         assert lines[str(layer)] == [f"{row['value']:.3f}" for row in rows]
-    pairs = outcome.figures[5].axes[0].images[0].get_array()
+    pairs = outcome.figures[6].axes[0].images[0].get_array()
     row = outcome.one(map="mat", layer=1, target=3, metric="linearity_held_out", **own)
     assert pairs[1, 2] == row["value"]
 
@@ -252,7 +267,7 @@ def test_linearity_is_a_call_that_gives_what_the_script_gives(tmp_path, capsys):
     )
     assert {row["value"] for row in both.rows if row["metric"].endswith("_difference")} == {0.0}
     assert {row["checkpoint"] for row in both.rows if "checkpoint" in row} == {"early"}
-    assert [*both.figures][3:] == ["checkpoints.png", "difference.png"]
+    assert [*both.figures][3:] == ["checkpoints.png", "jump_strength.png", "difference.png"]
     with pytest.raises(ValueError, match="expected one of sampled, all"):
         linearity.Options(tokens="few")
     with pytest.raises(ValueError, match="masked model"):

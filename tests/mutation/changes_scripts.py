@@ -381,8 +381,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/linearity/study.py",
-        "resampled(found, held_out, labels, seed=options.seed)",
-        "resampled(found, held_out, labels)",
+        '"angles": bool(revisions), "seed": options.seed',
+        '"angles": bool(revisions)',
         "bootstrap: --seed does nothing",
         _LINEARITY,
     ),

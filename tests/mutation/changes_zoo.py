@@ -260,4 +260,11 @@ CHANGES = [
         "cross_corpus: intervals of means are over examples",
         "test_cross_kinds.py",
     ),
+    Change(
+        "jmat/studies/linearity/rows.py",
+        "np.degrees(np.arccos(np.clip(each.cosine, -1, 1)))",
+        "np.arccos(np.clip(each.cosine, -1, 1))",
+        "linearity: angles are in radians",
+        "test_wiring_linearity.py",
+    ),
 ]

@@ -1,6 +1,6 @@
 """Draws the figures of the study from its rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -16,7 +16,7 @@ from jmat.report.names import PARTS, model_name, readable, short_paths
 from jmat.report.plots import plot_layer_pairs
 from jmat.report.rows import Content, Row
 from jmat.runtime.errors import NothingToDrawError
-from jmat.studies.linearity.rows import ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
+from jmat.studies.linearity.rows import ANGLE, ERROR_BINS, GEOMETRY, next_steps, own_rows, step_rows
 
 _SCORES = {"linearity": "with the residual", "linearity_without_residual": "without the residual"}
 # The three estimators often agree: lines that lie on each other are of different breadth, the
@@ -169,6 +169,37 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     Raises:
       NothingToDrawError: there is nothing to draw.
     """
+    panels = {
+        score: (
+            f"{score}_held_out",
+            f"layer to layer,\n{words}",
+            "linearity, held out",
+        )
+        for score, words in _SCORES.items()
+    }
+    return _over_checkpoints(results, panels, titled(drawing, model_name(results)))
+
+
+def plot_jump_strength(results: Content, **drawing: Unpack[Drawing]) -> Figure:
+    """Draws the mean angle between neighbouring layers over the checkpoints, in their
+    order; darker lines are later layers. The panel is called `angle`.
+
+    Raises:
+      NothingToDrawError: there is nothing to draw.
+    """
+    words = r"strength of jumps: angle of $h_l$ and $h_{l+1}$"
+    return _over_checkpoints(
+        results, {ANGLE: (ANGLE, words, "degrees")}, titled(drawing, model_name(results))
+    )
+
+
+def _over_checkpoints(
+    results: Content, panels: Mapping[str, tuple[str, str, str]], drawing: Drawing
+) -> Figure:
+    """Draws metrics of each step over the checkpoints.
+
+    `panels`: name → metric, title, words at the y axis.
+    """
     names = list(
         dict.fromkeys(row.get("checkpoint") for row in results["rows"] if "against" not in row)
     )
@@ -178,14 +209,12 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
         for row in next_steps(results["rows"])
         if "against" not in row and row["value"] is not None
     ]
-    rows = [row for row in rows if row["metric"] in {f"{score}_held_out" for score in _SCORES}]
+    rows = [row for row in rows if row["metric"] in {metric for metric, *_ in panels.values()}]
     if not rows:
         raise NothingToDrawError("no step of any checkpoint has a value: nothing to draw")
     L = max(row["target"] for row in rows)
 
-    def panel(score: str) -> Panel:
-        metric = f"{score}_held_out"
-
+    def panel(metric: str, title: str, words: str) -> Panel:
         def fill(ax: Axes) -> None:
             for layer in range(L):
                 mine = {
@@ -203,14 +232,12 @@ def plot_checkpoints(results: Content, **drawing: Unpack[Drawing]) -> Figure:
                 ha="right",
                 rotation_mode="anchor",
             )
-            ax.set(title=f"layer to layer,\n{_SCORES[score]}", ylabel="linearity, held out")
+            ax.set(title=title, ylabel=words)
 
         return Panel(fill, [key("first block", ("0.8", "o")), key("last block", ("0.0", "o"))])
 
     layout = Layout(panel=(3.4, 3.0), narrowest=2.2)
-    return draw(
-        {score: panel(score) for score in _SCORES}, layout, **titled(drawing, model_name(results))
-    )
+    return draw({name: panel(*given) for name, given in panels.items()}, layout, **drawing)
 
 
 def plot_difference(results: Content, **drawing: Unpack[Drawing]) -> Figure:

@@ -22,6 +22,7 @@ GEOMETRY = {
     "cosine": r"$\cos\,(h_l, h_{l+1})$",
     "anisotropy": "anisotropy",
 }
+ANGLE = "angle"  # between h_l and h_{l+1}, in degrees: how strong the jump of a block is
 # Estimator of the intrinsic dimension → its metric.
 DIMENSIONS = {
     "maximum_likelihood": "intrinsic_dimension",
@@ -37,14 +38,21 @@ _OFTEN = 10
 
 
 def resampled(
-    measured: Measured, split: Split, labels: Labels, *, samples: int = 200, seed: int = 0
+    measured: Measured,
+    split: Split,
+    labels: Labels,
+    *,
+    samples: int = 200,
+    seed: int = 0,
+    angles: bool = False,
 ) -> dict[tuple[Pair, str], Float[ndarray, " S"]]:
     """Returns held-out figures of every pair under bootstrap resamples of the
     sentences; number 0 is the data itself.
 
     Sentences and not tokens are drawn, since tokens of one sentence are alike. The same
     seed draws the same sentences for every model, so differences of models are paired.
-    NaN where a target does not vary, and in all resamples of a single sentence.
+    NaN where a target does not vary, and in all resamples of a single sentence. With
+    `angles`, there is the mean angle of neighbouring layers, too.
     """
     _, sentence = np.unique(
         np.repeat(np.arange(split.num_sentences), split.lengths)[measured.tokens],
@@ -79,7 +87,10 @@ def resampled(
                 varies & known, 1 - error / np.where(varies, whole, 1), np.nan
             )
         if labels[pair]["map"] == "mat":
-            for metric, values in (("contribution_norm", each.ratio), ("cosine", each.cosine)):
+            geometry = {"contribution_norm": each.ratio, "cosine": each.cosine}
+            if angles:
+                geometry[ANGLE] = np.degrees(np.arccos(np.clip(each.cosine, -1, 1)))
+            for metric, values in geometry.items():
                 zero = not (each.ratio.any() or each.cosine.any())
                 found[pair, metric] = np.where(known & (not zero), total(values) / n, np.nan)
     return found
@@ -93,7 +104,7 @@ def linearity_rows(
 
     Metrics: `linearity` and `linearity_without_residual`, each also with `_adjusted`
     and `_held_out`; for steps from layer to layer `contribution_norm`, the mean over
-    tokens of `||y − x|| / ||x||`, and their mean `cosine`.
+    tokens of `||y − x|| / ||x||`, their mean `cosine` and, where it is asked for, `angle`.
     """
     rows: list[Row] = []
     for pair, label in labels.items():
@@ -248,7 +259,9 @@ def _relative(each: PerToken) -> Float[ndarray, " N"]:
 
 
 def _interval_row(label: Row, metric: str, values: Float[ndarray, " S"], n: int) -> Row:
-    row = _row(label, metric, values[0], n, note=ZERO if metric in GEOMETRY else DOES_NOT_VARY)
+    row = _row(
+        label, metric, values[0], n, note=ZERO if metric in (*GEOMETRY, ANGLE) else DOES_NOT_VARY
+    )
     if row["value"] is None:
         return row
     ends = np.percentile(values[1:], [2.5, 97.5]) if np.isfinite(values).all() else (np.nan, np.nan)

@@ -23,6 +23,7 @@ from jmat.models.sites import SUBMODULES
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
+from jmat.runtime.annotations import Keywords
 from jmat.runtime.checks import check_choice, check_same_kind, check_sklearn
 from jmat.studies.fitting import TOKENS, ReadingSettings, as_read, sentence_batches, snapshots
 from jmat.studies.linearity import plots
@@ -82,7 +83,8 @@ def run(
 
     Returns:
       Rows for every pair of sites, for checkpoints (`checkpoint`), and for the other
-      model and the difference to it (`against`).
+      model and the difference to it (`against`). With checkpoints there is also the
+      mean `angle` of neighbouring layers, in degrees: the strength of a block's jump.
 
     Raises:
       ValueError: as `jmat.studies.settings.read_subject`; a model of another shape.
@@ -123,7 +125,8 @@ def run(
     ) -> tuple[Measured, dict[tuple[Pair, str], Float[ndarray, " S"]]]:
         own = snapshots(subject, options, kept, None if other is model else other)
         found = measure(other, *batches, labels, snapshots=own, progress=subject.bar(words))
-        return found, rows_of.resampled(found, held_out, labels, seed=options.seed)
+        asked: Keywords = {"angles": bool(revisions), "seed": options.seed}
+        return found, rows_of.resampled(found, held_out, labels, **asked)
 
     found, figures = measured("fit", "", model)
     _announce_ranks(subject, found)
@@ -157,7 +160,12 @@ def check_comparable(model: Transformer, name: str, other: Transformer) -> None:
 
 def figure_names(*, revisions: bool, against: bool, all_pairs: bool) -> list[str]:
     """Returns the names of the figures that a run draws."""
-    asked = {"checkpoints.png": revisions, "difference.png": against, "pairs.png": all_pairs}
+    asked = {
+        "checkpoints.png": revisions,
+        "jump_strength.png": revisions,
+        "difference.png": against,
+        "pairs.png": all_pairs,
+    }
     return ["linearity.png", "geometry.png", "errors.png", *(name for name in asked if asked[name])]
 
 
@@ -185,6 +193,18 @@ def table(rows: Sequence[Row]) -> str:
         "\nwhat the block adds against the stream, cosine between neighbours, anisotropy",
         format_table(steps + streams, columns=("metric",), metrics=metrics),
     ]
+    angles = [
+        {**row, "checkpoint": row.get("checkpoint", "end")}
+        for row in rows_of.next_steps(rows)
+        if row["metric"] == rows_of.ANGLE and "against" not in row
+    ]
+    if angles:
+        last = max(row["target"] for row in angles)
+        order = sorted(angles, key=lambda row: row["checkpoint"] == "end")
+        lines.append(
+            f"\nangle between h_l and h_(l+1) in degrees; layer {last - 1} jumps to the last"
+        )
+        lines.append(format_table(order, index="checkpoint", columns=("metric", "layer")))
     for extreme in ("least_linear", "most_linear"):
         found = [row for row in own if row.get("extreme") == extreme][:8]
         words = ", ".join(f"{row['token']!r} {row['value']:.2g}" for row in found)
@@ -205,6 +225,7 @@ def _figures(options: Options, revisions: bool, against: bool) -> dict[str, Call
         "geometry.png": plots.plot_geometry,
         "errors.png": plots.plot_errors,
         "checkpoints.png": plots.plot_checkpoints,
+        "jump_strength.png": plots.plot_jump_strength,
         "difference.png": plots.plot_difference,
         "pairs.png": plots.plot_pairs,
     }
