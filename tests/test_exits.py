@@ -72,19 +72,22 @@ def everywhere(found, L):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("fill", [*FILLS, "map", "direct"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_threshold_that_nothing_exceeds_changes_nothing(name, fill):
     model = hf.ours(CASES[name])
-    L = model.config.layers
-    if L == 1:
+    c, maps = model.config, {1: jmat.Identity()}
+    if c.layers == 1:
         with pytest.raises(ValueError, match="a model of one block has no layer"):
-            write(model, jmat.Exits({1: jmat.Identity()}, 1.0, fill=fill))
+            write(model, jmat.Exits(maps, 1.0))
         return
-    found = write(model, jmat.Exits({1: jmat.Identity()}, 1.0, fill=fill), max_new_tokens=20)
+    wide = c.width if fill == "map" else 2 * (c.kv_heads or c.heads) * c.head_width
+    zero = jmat.Linear(np.zeros((c.width, wide), np.float32))
+    fills = {} if fill in FILLS else {(1, k): zero for k in range(2, c.layers)}
+    found = write(model, jmat.Exits(maps, 1.0, fill=fill, fills=fills), max_new_tokens=20)
     same(found, write(model, None, max_new_tokens=20))
-    assert set(np.concatenate(found.exits.layers)) == {L}
-    assert found.exits.programs == 19 * L
+    assert set(np.concatenate(found.exits.layers)) == {c.layers}
+    assert found.exits.programs == 19 * c.layers
 
 
 DEEP = {
