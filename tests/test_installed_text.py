@@ -143,6 +143,7 @@ def test_every_text_is_read(root):
     }
 
 
+@pytest.mark.slow
 def test_the_script_writes_what_is_there_and_names_what_is_not(root, tmp_path):
     out = tmp_path / "texts"
     given = (f"--root={root}", f"--out={out}", "--texts=novels,manual-de,manual-fr")

@@ -179,6 +179,7 @@ def test_predictions_of_parts_by_hand(gpt2, examples, parts):
     assert "means over blocks" in parts.table()
 
 
+@pytest.mark.slow
 def test_parts_of_a_masked_model_stream_by(bert, bert_examples, tmp_path):
     few_of_them = type(bert_examples)(few(bert_examples.fit, 300), few(bert_examples.eval, 24))
     _, tokenizer = jmat.load("tests/data/reference/bert")
@@ -238,6 +239,7 @@ def test_jumps_are_in_the_order_of_their_targets():
     assert [(jump.layer, jump.end) for jump in named] == [(0, 2), (1, 3)]
 
 
+@pytest.mark.slow
 def test_the_script_takes_pairs_and_sites():
     given = {"kinds": "mat,diag", "corpus": text(), "num_fit": 120, "num_eval": 30}
     outcome = call("map_zoo", pairs="0-2,1-4", **given)

@@ -122,6 +122,7 @@ def test_the_rows_of_all_models_stand_together(whole):
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(whole, tmp_path, monkeypatch):
     out, run = tmp_path / "out", map_zoo.run
     ran = []
@@ -142,6 +143,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(whole, tmp_path, monk
     assert contents(out) == contents(whole[0])
 
 
+@pytest.mark.slow
 def test_other_flags_and_damaged_results_are_run_again(whole, tmp_path, monkeypatch):
     out, ran, run = tmp_path / "out", [], map_zoo.run
 
