@@ -37,9 +37,15 @@ def outputs(path):
         yield from ((kind, "".join(content)) for kind, content in data.items())
 
 
-def test_there_are_four_notebooks():
-    names = {path.stem for path in NOTEBOOKS}
-    assert names == {"first_look", "patching_and_steering", "own_model_and_text", "pruning"}
+def test_all_notebooks_are_there():
+    assert {path.stem for path in NOTEBOOKS} == {
+        "first_look",
+        "generation",
+        "kinds_of_maps",
+        "own_model_and_text",
+        "patching_and_steering",
+        "pruning",
+    }
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -71,7 +71,7 @@ class Options(Settings):
         check_several("kinds", self.kinds)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PeekResults(Results):
     """Holds the predictions, and shows them in a notebook as a page with one table a
     sentence.

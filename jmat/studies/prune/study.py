@@ -35,7 +35,7 @@ FIGURE = "prune.png"
 MODEL = "model"  # the folder of the most pruned model, among the results
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PruneResults(Results):
     """Holds the figures of pruned models.
 

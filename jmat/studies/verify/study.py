@@ -35,7 +35,7 @@ class Options(Settings):
         check_choice("dtype", self.dtype, DTYPES)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class VerifyResults(Results):
     """Holds the differences site by site, and the verdict.
 
