@@ -121,13 +121,18 @@ def is_share(metric: str) -> bool:
     return metric.startswith(_SHARES)
 
 
+def share_axis(panel: Axes) -> None:
+    """Sets the y axis for shares, which lie in [0, 1], with three ticks at least."""
+    panel.set_ylim(max(min(0, panel.dataLim.y0), -1), 1.02)
+    panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], min_n_ticks=3))
+
+
 def metric_axis(panel: Axes, metric: str) -> None:
     """Sets the y axis to what suits a metric: shares lie in [0, 1], others begin at 0
     where that is near.
     """
     if is_share(metric):
-        panel.set_ylim(max(min(0, panel.dataLim.y0), -1), 1.02)
-        panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], min_n_ticks=3))
+        share_axis(panel)
     elif metric == "perplexity":
         perplexity_axis(panel)
     elif 0 <= panel.dataLim.y0 < 0.5 * panel.dataLim.y1:

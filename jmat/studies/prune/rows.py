@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from jmat.data.text import Text
 from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer
-from jmat.report.axes import perplexity_axis
+from jmat.report.axes import perplexity_axis, share_axis
 from jmat.report.drawing import Drawing, Layout, Panel, draw, key, line
 from jmat.report.names import METHODS, readable
 from jmat.report.notes import noted
@@ -170,7 +170,10 @@ def plot_prune(results: Content, **drawing: Unpack[Drawing]) -> Figure:
             if metric == "perplexity":
                 perplexity_axis(ax)
             else:
-                ax.set_ylim(0, 1.02 if metric == "precision@1" else None)
+                if metric == "precision@1":
+                    share_axis(ax)
+                else:
+                    ax.set_ylim(bottom=0)
 
         return Panel(fill, keys)
 
