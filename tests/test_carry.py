@@ -1,11 +1,18 @@
 """Carries: least squares over stacked inputs of a token and the one before it."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jmat
 from jmat.data.corpus import docs_sentences
+from jmat.decode.draft import Earlier
+from jmat.decode.drafting import Drafter, draft_tokens
+from jmat.decode.passes import Rules, State, read_prompts
+from jmat.decode.sample import Law
 from jmat.maps.carry import Carry
+from jmat.models.cache import new_cache
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,37 @@ def test_a_carry_stands_in_for_no_part(gpt2, unchecked):
     eye = np.eye(64, dtype=np.float32)
     with pytest.raises(ValueError, match=r"block\.1"):
         jmat.run(gpt2, np.asarray([[5]]), sites={"block.1": Carry(eye, eye, eye[0])})
+
+
+def test_drafts_take_the_streams_that_the_carry_made(gpt2):
+    """A carry that looks at little else than h_L of the token before."""
+    rng = np.random.default_rng(0)
+    W, U, V = (rng.normal(size=(64, 64)).astype(np.float32) / size for size in (80, 8, 80))
+    carry = Carry(W, U, np.zeros(64, np.float32), V)
+    final, before = rng.normal(size=(2, 64)).astype(np.float32)
+    text = [5, 9, 30, 11]
+    _, cache = read_prompts(
+        gpt2, np.asarray([text[:3]]), np.array([3], np.int32), new_cache(gpt2, 1, 32), {}, 8
+    )
+    state = State(
+        cache=cache,
+        tokens=jnp.asarray([text[3:]]),
+        scores=None,
+        written=jnp.ones(1, jnp.int32),
+        going=jnp.ones(1, bool),
+        seen=None,
+    )
+    rules = Rules(Law(), {}, np.full(1, -1, np.int32), np.int32(20), jax.random.key(0))
+    earlier = Earlier(jnp.asarray(final)[None, None], jnp.asarray(before)[None, None])
+    drafter = Drafter(carry, np.float32(0), None)
+    drafted = draft_tokens(gpt2, state, rules, drafter, earlier, layer=2, tokens=5)
+    for _ in range(5):
+        _, acts = jmat.run(gpt2, np.asarray([text]), keep="block.1")
+        stream = np.asarray(acts["block.1"])[0, -1]
+        final, before = carry(stream, final, before), stream
+        text.append(int(jmat.logits(gpt2, final).argmax()))
+    assert drafted.tokens[0].tolist() == text[4:]
+    assert len(set(text[4:])) > 1
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ CHANGES = [
         "earlier=None if progress.earlier is None else Earlier(final, x),",
         "earlier=progress.earlier,",
         "a carry sees the streams before the first draft at each draft",
-        _DRAFTS,
+        "test_carry.py",
     ),
     Change(
         "jmat/decode/speculate.py",
