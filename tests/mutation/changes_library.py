@@ -398,7 +398,7 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/rows.py",
-        'shift = 0.5 if confidence == "patience" else 0.0',
+        "shift = 0.5 if confidence == PATIENCE else 0.0",
         "shift = 0.0",
         "patience needs one layer more",
         _EXIT,
@@ -419,8 +419,8 @@ CHANGES = [
     ),
     Change(
         "jmat/studies/early_exit/thresholds.py",
-        "if p_value > epsilon:\n            break",
-        "if p_value > epsilon:\n            continue",
+        "if p_value(k) > level:\n            break",
+        "if p_value(k) > level:\n            continue",
         "calibrate goes on after a threshold that fails",
         _EXIT,
     ),
