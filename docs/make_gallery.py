@@ -21,9 +21,12 @@ from jmat.report.compare import compare
 from jmat.report.plots import plot_by_layer
 from jmat.report.results import read_results
 from jmat.studies import layer_jump, r2
+from jmat.studies.cross_corpus import kinds
 from jmat.studies.cross_corpus import plots as corpora
+from jmat.studies.decoding import plots as decoding
 from jmat.studies.early_exit import study as early_exit
 from jmat.studies.linearity import plots as linearity
+from jmat.studies.map_zoo import plots as map_zoo
 from jmat.studies.probe import study as probe
 from jmat.studies.prune import study as prune
 from jmat.studies.submodules import study as submodules
@@ -93,6 +96,20 @@ _PENALTIES = (
     f"python -m experiments.regularizer_study --kinds=none,cosine --pretrain='{_TRAIN}' "
     f"--measure='{_SIZE}' --out={_STUDY}"
 )
+_THEN_RUN = f"python -m experiments.layer_jump {_SIZE} --then_run --out=runs/then_run"
+_ZOO = (
+    f"python -m experiments.map_zoo {_SIZE} --kinds=id,diag,rank:16,rank:64,mat,affine,affine+int8 "
+    "--out=runs/map_zoo"
+)
+_ZOO_PAIRS = f"python -m experiments.map_zoo {_SIZE} --kinds=id,mat,affine --pairs=all --out=runs/map_zoo_pairs"
+_TRAVEL = (
+    f"python -m experiments.cross_corpus {_SIZE} --corpora=docs,upper.txt --sizes=300,600 "
+    "--maps=id,mat,affine,toward_id --layers=2,4,6 --out=runs/travel"
+)
+_DECODING = (
+    f"python -m experiments.decoding {_SIZE} --num_prompts=8 --new_tokens=32 --thresholds=0.7 "
+    "--out=runs/decoding"
+)
 _STEPS = ",".join(f"{_STUDY}/none/pretrain/steps/{step:06}" for step in (40, 80, 120))
 _CHECKPOINTS = (
     f"python -m experiments.linearity {_SIZE} --model={_STUDY}/none/pretrain/model "
@@ -112,6 +129,57 @@ ENTRIES = (
         ["small-gpt2-docs"],
         layer_jump.plot,
         "Four line plots over the layers; the linear map is above the logit lens in early layers.",
+    ),
+    Entry(
+        "layer_jump_pairs",
+        "What a jump in the middle costs",
+        "A map stands in for the blocks between layer i and layer j, and the blocks behind j run. "
+        "The figures are shares of the full model's predictions that stay the same.",
+        [_THEN_RUN],
+        ["then_run"],
+        layer_jump.plot_jumps,
+        "Two triangular heat maps over pairs of layers.",
+    ),
+    Entry(
+        "map_zoo",
+        "Kinds of maps, layer by layer",
+        "Kinds that no other beats in both bytes and KL, beside the logit lens, the linear map and "
+        "the affine map.",
+        [_ZOO],
+        ["map_zoo"],
+        map_zoo.plot_layers,
+        "KL, precision@1 and R² by layer, one line a kind.",
+    ),
+    Entry(
+        "map_zoo_bytes",
+        "What a map's memory buys",
+        "KL of a kind, mean over the layers, against the bytes of its maps. A line joins the kinds "
+        "that no other beats in both.",
+        [_ZOO],
+        ["map_zoo"],
+        map_zoo.plot_bytes,
+        "Points of kinds; KL falls with the bytes.",
+        width="column",
+    ),
+    Entry(
+        "map_zoo_pairs",
+        "Kinds of maps between any two layers",
+        "Held-out R² from layer i to layer j, a panel a kind.",
+        [_ZOO_PAIRS],
+        ["map_zoo_pairs"],
+        map_zoo.plot_pairs,
+        "Three triangular heat maps over pairs of layers.",
+    ),
+    Entry(
+        "decoding",
+        "Ways to write text",
+        "Left: tokens a second against the share of plain tokens that stand at the same place; "
+        "drafts change none. Right: how many tokens one check of a draft brings, by the layer that "
+        "drafts. The clock is of one busy machine.",
+        [_DECODING],
+        ["decoding"],
+        decoding.plot,
+        "Points of ways to write, and lines over the layers that draft.",
     ),
     Entry(
         "two_models",
@@ -237,6 +305,26 @@ ENTRIES = (
         "Three small heat maps of corpora against corpora.",
     ),
     Entry(
+        "kind_pairs",
+        "How far each kind of map travels",
+        "Precision@1 of maps fitted on the text on the left and evaluated on the text below, a "
+        "panel a kind.",
+        [_TRAVEL],
+        ["travel"],
+        kinds.plot_kind_pairs,
+        "Three small heat maps of corpora against corpora.",
+    ),
+    Entry(
+        "kind_curves",
+        "How many examples each kind needs",
+        "Means over the layers, against the number of examples that maps are fitted on; fitted and "
+        "evaluated on the same corpus.",
+        [_TRAVEL],
+        ["travel"],
+        kinds.plot_kind_curves,
+        "Line plots of metrics on two corpora, one line a kind.",
+    ),
+    Entry(
         "learning_curve",
         "How many examples a map needs",
         "Means over the layers, against the number of examples that the maps are fitted on.",
@@ -264,6 +352,17 @@ ENTRIES = (
         ["linearity-checkpoints"],
         linearity.plot_checkpoints,
         "Two line plots over checkpoints, one line a block.",
+    ),
+    Entry(
+        "jump_strength",
+        "How far each block turns the stream, over training",
+        "The mean angle between neighbouring layers, at earlier checkpoints and at the end of "
+        "training. Later blocks are darker.",
+        [_PENALTIES, _CHECKPOINTS],
+        ["linearity-checkpoints"],
+        linearity.plot_jump_strength,
+        "A line plot over checkpoints, one line a block.",
+        width="column",
     ),
     Entry(
         "difference",

@@ -1,4 +1,4 @@
-"""Compares ways to write text: plain, with drafts that the model checks, and with exits.
+"""Compares ways to write text: plain, with drafts that are checked, and with exits.
 
     python -m experiments.decoding --model=gpt2-docs
     python -m experiments.decoding --model=gpt2-docs --layers=6,7 --draft_tokens=1,2,3,4

@@ -70,8 +70,7 @@ def _content(job: common.Job) -> Content:
     expected = Results("map_zoo", [], job.config, job.model_hash, job.text())
     found = _finished(job.out, expected)
     if found is None:
-        job.out.mkdir(parents=True, exist_ok=True)
-        for path in job.out.iterdir():
+        for path in job.out.glob("*"):  # none where there is no folder yet
             if is_temporary(path.name) and path.is_file():  # a run was killed while it wrote
                 path.unlink(missing_ok=True)
         results = job.described(map_zoo.run(job.model, job.examples, options, **job.context))

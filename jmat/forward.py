@@ -18,10 +18,12 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.reading import encode, is_texts
 from jmat.models.cache import Cache, check_room, fields_behind
-from jmat.models.edits import At, Context, checked_sites, is_any_length
+from jmat.models.context import Context
+from jmat.models.edits import At
 from jmat.models.family import Transformer, check_model
 from jmat.models.inputs import Inputs, cut, prepare
 from jmat.models.settling import reached_sites, settle
+from jmat.models.site_checks import checked_sites, is_any_length
 from jmat.models.sites import Site, gather, is_square
 from jmat.models.stack import (
     behind,

@@ -18,7 +18,7 @@ from jmat.data import sampling
 from jmat.data.encoding import SpecialTokens
 from jmat.data.sampling import skipped_tokens
 from jmat.maps.files import MapsInfo
-from jmat.maps.least_squares import Solution
+from jmat.maps.solution import Solution
 from jmat.maps.types import Identity, Linear
 from jmat.models import cost
 from jmat.report.notes import NO_INTERVAL, estimate
@@ -165,7 +165,9 @@ def test_a_mean_over_layers_has_no_value_where_a_layer_has_none():
     label = {"map": "mat", "fit_corpus": "a", "eval_corpus": "b", "n_fit": 9}
     values = {"r2": [0.5, None, 0.25], "surprisal": [1.0, 3.0, 8.0], "kl": [None, None, None]}
     rows = [
-        {**label, "metric": metric, "value": value} for metric in values for value in values[metric]
+        {**label, "layer": layer, "metric": metric, "value": value}
+        for metric in values
+        for layer, value in enumerate(values[metric])
     ]
     found = {row["metric"]: row["value"] for row in over_layers(rows)}
     assert found == {"r2": None, "surprisal": 4.0, "kl": None}

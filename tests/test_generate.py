@@ -172,7 +172,7 @@ def test_a_penalty_is_for_all_tokens_of_a_text(gpt2):
 def test_long_prompts_are_read_in_pieces(gpt2, monkeypatch):
     prompts = [rng.integers(0, 37, size).tolist() for size in (30, 2, 17)]
     expected = write(gpt2, prompts)
-    monkeypatch.setattr(generating, "_piece", lambda rows: 8)
+    monkeypatch.setattr(generating, "usual_piece", lambda rows: 8)
     found = write(gpt2, prompts)
     for ours, whole in zip(found.tokens, expected.tokens, strict=True):
         np.testing.assert_array_equal(ours, whole)

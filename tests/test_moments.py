@@ -11,7 +11,8 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 
 from jmat.capture import moments as module
-from jmat.capture.moments import check_finite, merge, second_moments, update, zeros
+from jmat.capture.moments import merge, update, zeros
+from jmat.capture.statistics import check_finite, second_moments
 from jmat.maps import from_moments as from_moments
 from jmat.maps.from_moments import anisotropy, fit, linearity, r2
 from jmat.maps.least_squares import lstsq

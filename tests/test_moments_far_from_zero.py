@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmat.capture.moments import mean, second_moments, spread, update, zeros
+from jmat.capture.moments import mean, update, zeros
+from jmat.capture.statistics import second_moments, spread
 from jmat.maps.from_moments import linearity, r2
 from jmat.maps.types import Identity, Linear
 

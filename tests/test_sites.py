@@ -9,7 +9,7 @@ import pytest
 
 import jmat
 from jmat import Identity, Linear, Scale, Zero
-from jmat.models.edits import check_site
+from jmat.models.site_checks import check_site
 from jmat.models.sites import readable, replaceable, width
 from tests import hf
 from tests.families import BY_NAME

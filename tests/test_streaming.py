@@ -11,7 +11,8 @@ import pytest
 import jmat
 from jmat.capture import moments as module
 from jmat.capture.activations import capture
-from jmat.capture.moments import combine, merge, second_moments
+from jmat.capture.moments import combine, merge
+from jmat.capture.statistics import second_moments
 from jmat.capture.stream import (
     all_positions,
     block_by_block,

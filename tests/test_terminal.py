@@ -141,7 +141,7 @@ def test_scripts_print_nothing_that_a_terminal_obeys(monkeypatch, capsys):
 
     handler = absl.logging.get_absl_handler()
     formatter, before = handler.formatter, sys.stdout
-    monkeypatch.setattr(cli.app, "run", lambda guarded: guarded(["script"]))
+    monkeypatch.setattr(cli.app, "run", lambda guarded, **_: guarded(["script"]))
     try:
         with pytest.raises(SystemExit):
             cli.run(main)

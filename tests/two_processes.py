@@ -19,7 +19,7 @@ import jmat
 from experiments import cli, common, layer_jump, linearity
 from jmat.capture.activations import capture
 from jmat.capture.jacobians import jacobian_sums
-from jmat.capture.moments import second_moments
+from jmat.capture.statistics import second_moments
 from jmat.capture.stream import all_positions, packed_batches, stream_moments
 from jmat.checkpoint import parameters
 from jmat.data.examples import load_examples

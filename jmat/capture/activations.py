@@ -18,8 +18,8 @@ from jmat.data.examples import Examples, Split, check_tokens
 from jmat.data.reading import every_token
 from jmat.forward import run
 from jmat.models.config import ModelConfig
-from jmat.models.edits import checked_sites
 from jmat.models.family import Transformer, check_model
+from jmat.models.site_checks import checked_sites
 from jmat.models.sites import Site, is_square, kept_names
 from jmat.runtime.annotations import PyTree
 from jmat.runtime.checks import check_whole, whole

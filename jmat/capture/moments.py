@@ -17,7 +17,7 @@ emulate it slowly.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -279,12 +279,12 @@ def _about(moments: Moments, origin: BySite) -> Moments:
         sums={site: sums[site] + n[site] * step[site] for site in n},
         squares={s: moments.squares[s] + 2 * step[s] * sums[s] + n[s] * step[s] ** 2 for s in n},
         own={
-            s: _moved(total, n[s], (sums[s], sums[s]), (step[s], step[s]))
+            s: moved(total, n[s], (sums[s], sums[s]), (step[s], step[s]))
             for s, total in moments.own.items()
         },
         cross={
             s: {
-                t: _moved(total, n[s], (sums[s], sums[t]), (step[s], step[t]))
+                t: moved(total, n[s], (sums[s], sums[t]), (step[s], step[t]))
                 for t, total in targets.items()
             }
             for s, targets in moments.cross.items()
@@ -295,7 +295,7 @@ def _about(moments: Moments, origin: BySite) -> Moments:
 _about_origin = jax.jit(_about, donate_argnums=0)
 
 
-def _moved(
+def moved(
     total: Array, count: Array, sums: tuple[Array, Array], steps: tuple[Array, Array]
 ) -> Array:
     """Returns `Σ (x + a)(y + b)ᵀ` from `Σ x yᵀ`, with `steps = (a, b)`."""
@@ -307,70 +307,12 @@ def _moved(
     )
 
 
-# --- what is read off -----------------------------------------------------------------------------
-
-
 @float64()
 def mean(moments: Moments, site: str) -> Float[Array | ndarray, " D"]:
     """Returns the mean of the activations, float64."""
     return moments.shift[site] + moments.sums[site] / moments.count[site]
 
 
-@float64()
-def second_moments(
-    moments: Moments, source: str, target: str, *, centred: bool
-) -> Float[Array | ndarray, "D E"]:
-    """Returns `Σ w (x − x̄)(y − ȳ)ᵀ`, or `Σ w x yᵀ`; float64."""
-    total = moments.own[source] if source == target else moments.cross[source][target]
-    sums = (moments.sums[source], moments.sums[target])
-    n = moments.count[source]
-    steps = (
-        (-sums[0] / n, -sums[1] / n) if centred else (moments.shift[source], moments.shift[target])
-    )
-    return _moved(total, n, sums, steps)
-
-
 def width(moments: Moments, site: str) -> int:
     """Returns the width D of a site."""
     return moments.sums[site].shape[0]
-
-
-@float64()
-def spread(moments: Moments, site: str, *, centred: bool) -> Float[Array | ndarray, " D"]:
-    """Returns `Σ w (x − x̄)²` of each coordinate, or `Σ w x²`."""
-    n, sums = moments.count[site], moments.sums[site]
-    step = -sums / n if centred else moments.shift[site]
-    return jnp.maximum(moments.squares[site] + 2 * step * sums + n * step**2, 0)
-
-
-def check_pairs(moments: Moments, source: str, targets: Sequence[str]) -> int:
-    """Returns the number of tokens. Raises ValueError where the pairs' moments cannot
-    give an answer.
-    """
-    for target in targets:
-        known = (
-            source in moments.own if target == source else target in moments.cross.get(source, {})
-        )
-        if not known:
-            raise ValueError(
-                f"the pair {(source, target)} was not summed up; there are {moments.pairs}."
-            )
-    if not targets:
-        raise ValueError("no targets to fit: give at least one.")
-    counts = {site: float(moments.count[site]) for site in (source, *targets)}
-    if len(set(counts.values())) > 1 or not counts[source] > 0:
-        raise ValueError(
-            f"the sites have seen {counts} tokens; expected equally many, and at least one."
-        )
-    check_finite(moments, (source, *targets))
-    return round(counts[source])
-
-
-def check_finite(moments: Moments, sites: Iterable[str]) -> None:
-    """Raises ValueError naming the first site whose activations held NaN or infinity."""
-    for site in sites:
-        if not np.isfinite(np.asarray(moments.squares[site])).all():
-            raise ValueError(
-                f"site {site!r} is not finite for some token; the weights are damaged, or the "
-                "dtype overflows: try --dtype=float32."
-            )

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy import ndarray
 
-from jmat.capture.moments import Moments, Pair, check_finite, combine, merge_hosts, update, zeros
+from jmat.capture.moments import Moments, Pair, combine, merge_hosts, update, zeros
 from jmat.capture.snapshots import Snapshots, go_on, text_hash
+from jmat.capture.statistics import check_finite
 from jmat.capture.sweep import on_devices
 from jmat.data.batches import Batch
 from jmat.data.examples import Split, check_tokens

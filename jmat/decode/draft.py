@@ -11,9 +11,11 @@ from numpy import ndarray
 
 from jmat.maps.carry import Carry
 from jmat.models.config import ModelConfig
-from jmat.models.edits import NeedsContext, apply_site, check_site, is_edit
+from jmat.models.context import NeedsContext
+from jmat.models.edits import apply_site, is_edit
 from jmat.models.family import Transformer
 from jmat.models.inputs import check_ids
+from jmat.models.site_checks import check_site
 from jmat.models.sites import Site
 from jmat.models.stack import model_dtype
 from jmat.runtime.checks import whole

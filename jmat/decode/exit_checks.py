@@ -10,7 +10,8 @@ from jmat.decode.draft import apply_map
 from jmat.decode.exits import DIRECT, MAP, Exits
 from jmat.decode.fills import keys_and_values
 from jmat.models.config import ModelConfig
-from jmat.models.edits import NeedsContext, is_edit
+from jmat.models.context import NeedsContext
+from jmat.models.edits import is_edit
 from jmat.models.family import Transformer
 from jmat.models.inputs import check_ids
 from jmat.models.sites import Site

@@ -12,7 +12,8 @@ from jmat.decode.draft import checked_words
 from jmat.maps.carry import Carry
 from jmat.metrics.confidence import CONFIDENCES, PATIENCE
 from jmat.models.config import ModelConfig
-from jmat.models.edits import check_site, is_edit
+from jmat.models.edits import is_edit
+from jmat.models.site_checks import check_site
 from jmat.models.sites import Site
 from jmat.runtime.checks import check_choice, check_share, check_whole, whole
 

@@ -10,9 +10,10 @@ from numpy import ndarray
 from jmat.data.encoding import Tokenizer, special_id
 from jmat.data.reading import check_texts
 from jmat.models.config import ModelConfig
-from jmat.models.edits import At, checked_sites
+from jmat.models.edits import At
 from jmat.models.family import Transformer
 from jmat.models.inputs import check_ids
+from jmat.models.site_checks import checked_sites
 from jmat.models.sites import Site
 from jmat.runtime.arrays import on_host
 from jmat.runtime.checks import check_several

@@ -20,7 +20,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jmat.decode.sample import Law, draw, processed
 from jmat.models.cache import NOWHERE, Cache
-from jmat.models.edits import At, Context
+from jmat.models.context import Context
+from jmat.models.edits import At
 from jmat.models.family import Transformer
 from jmat.models.sites import Site
 from jmat.models.stack import behind, final_norm, run_blocks, run_embed, unembed

@@ -25,8 +25,8 @@ from jmat.data.batches import Batch
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Split
 from jmat.data.reading import every_token
-from jmat.maps.least_squares import Solution
 from jmat.maps.regression import Regression, pair_moments
+from jmat.maps.solution import Solution
 from jmat.models.cache import check_causal
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import stream_sites

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int8
 from numpy import ndarray
 
 from jmat.maps.types import Constant, Identity, Linear
-from jmat.models.edits import IgnoresPadding
+from jmat.models.context import IgnoresPadding
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.pytrees import register_dataclass
 

@@ -16,11 +16,12 @@ from jmat.data.reading import every_token
 from jmat.maps.compact import Map, quantised
 from jmat.maps.jacobian import Jacobian, mean_jacobians
 from jmat.maps.kinds import AFFINE, MAT, Kind, derive_kind, fit_kind, parse_kind, train_kind
-from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.least_squares import lstsq
 from jmat.maps.lens import Lesson
 from jmat.maps.metric import head_metric
 from jmat.maps.plain import SOLVERS, plain_lstsq
 from jmat.maps.regression import Regression
+from jmat.maps.solution import Solution
 from jmat.maps.types import Linear
 from jmat.maps.weighting import EQUAL, WEIGHTS, weigh, weighed_moments
 from jmat.models.family import Transformer, check_model

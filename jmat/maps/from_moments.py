@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmat.capture.moments import Moments, check_pairs, mean, second_moments, spread, width
+from jmat.capture.moments import Moments, mean, width
+from jmat.capture.statistics import check_pairs, second_moments, spread
 from jmat.maps.conditioning import condition_number, ridge_solution
-from jmat.maps.least_squares import Solution
 from jmat.maps.roots import EPS32, Roots, projected, roots, solved, varying
+from jmat.maps.solution import Solution
 from jmat.maps.types import Identity, Linear
 from jmat.runtime.precision import float64
 

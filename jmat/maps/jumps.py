@@ -12,8 +12,9 @@ from numpy import ndarray
 
 from jmat.capture.moments import Moments, Pair
 from jmat.maps.from_moments import fit
-from jmat.maps.least_squares import Factors, Solution, checked, factorise_each
+from jmat.maps.least_squares import Factors, checked, factorise_each
 from jmat.maps.plain import plain_lstsq
+from jmat.maps.solution import Solution
 from jmat.maps.types import Linear
 from jmat.models.sites import stream_sites
 from jmat.runtime.progress import track

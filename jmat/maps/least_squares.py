@@ -30,6 +30,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jmat.maps.centring import _sum_of_squares, centred_by, column_mean, energy
 from jmat.maps.conditioning import (
     condition_number,
     matmul,
@@ -38,60 +39,11 @@ from jmat.maps.conditioning import (
     ridge_solution,
     scaled_svd,
 )
+from jmat.maps.solution import Solution
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.precision import float64
 from jmat.runtime.pytrees import register_dataclass
 from jmat.runtime.threads import in_threads
-
-
-@functools.partial(
-    register_dataclass,
-    data_fields=["weights", "bias", "rank", "condition", "residual"],
-    meta_fields=["n", "ridge"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class Solution:
-    """Holds the map `y = x @ weights (+ bias)` with the statistics of its fit.
-
-    Attributes:
-      weights: [D, R].
-      bias: [R], or None without an intercept.
-      rank: of X (centred, if there is an intercept), as the solver judged it; int32
-        scalar.
-      condition: largest over smallest singular value of X that counts; 1 where none
-        does.
-      residual: [R], the sum over examples of `(Y − prediction)²`, from the predictions
-        themselves; None if it was not asked for.
-      n: number of examples.
-      ridge: the penalty.
-    """
-
-    weights: Leaf[Array | np.ndarray]
-    bias: Leaf[Array | np.ndarray | None]
-    rank: Leaf[Array | np.ndarray]
-    condition: Leaf[Array | np.ndarray | None]
-    residual: Leaf[Array | np.ndarray | None]
-    n: int
-    ridge: float
-
-    def describe(self) -> str:
-        """Returns one sentence on how well X determines the map, and what was done if
-        it does not.
-        """
-        rank, dimensions = int(self.rank), self.weights.shape[0]
-        if rank == dimensions:
-            number = (
-                "" if self.condition is None else f", condition number {float(self.condition):.1e}"
-            )
-            return f"full rank {dimensions} from {self.n} examples{number}"
-        few = self.n - (self.bias is not None) < dimensions  # a bias takes one example
-        cause = "fewer examples than dimensions" if few else "linearly dependent input coordinates"
-        remedy = (
-            f"ridge {self.ridge:g} makes it unique"
-            if self.ridge
-            else "the minimum-norm solution is used"
-        )
-        return f"rank {rank} of {dimensions}: {cause}; {remedy}"
 
 
 def lstsq(
@@ -242,7 +194,7 @@ class Factors:
         """
         Y = self._targets(Y)
         if self.mean is not None:
-            Y = Y - _mean(Y)
+            Y = Y - column_mean(Y)
         total = float(energy(Y))
         return float(self.projected(Y)) / total if total > 0 else 1.0
 
@@ -318,8 +270,8 @@ def _factorise(
 ) -> tuple[Array, Array, Array | None, Array]:
     # The setting also reaches the products inside QR and SVD on accelerators.
     with jax.default_matmul_precision("highest"):
-        mean = _mean(X) if intercept else None
-        Q, R = jnp.linalg.qr(X if mean is None else _centred(X, mean))
+        mean = column_mean(X) if intercept else None
+        Q, R = jnp.linalg.qr(X if mean is None else centred_by(X, mean))
         # Rows less their mean add up to zero: one of N says nothing new, whatever its rounding.
         most = min(X.shape[0] - intercept, X.shape[1])
         return Q, R, mean, jnp.minimum(numerical_rank(R, rcond), most)
@@ -329,7 +281,7 @@ def _factorise(
 def _solve(factors: Factors, Y: Array) -> tuple[Array, Array | None]:
     # The setting also reaches the products inside the triangular solve.
     with jax.default_matmul_precision("highest"):
-        mean = None if factors.mean is None else _mean(Y)
+        mean = None if factors.mean is None else column_mean(Y)
         B = matmul(factors.Q.T, Y if mean is None else Y - mean)
         if factors.ridge is not None:
             weights = ridge_solution(factors.R, B, factors.ridge)
@@ -351,44 +303,7 @@ def _projected(Q: Array, spectrum: tuple[Array, ...] | None, Y: Array) -> Array:
     return _sum_of_squares(B)
 
 
-@float64()
-def energy(Y: Float[Array | np.ndarray, "N R"]) -> Float[Array, ""]:
-    """Returns `||Y||²`, in float64."""
-    return _sum_of_squares(Y)
-
-
-@jax.jit
-def _sum_of_squares(values: Array) -> Array:
-    return jnp.sum(jnp.square(values), dtype=jnp.float64)
-
-
 @jax.jit
 def _residual(X: Array, Y: Array, weights: Array, bias: Array | None) -> Array:
     prediction = matmul(X, weights)
     return jnp.sum(jnp.square(Y - (prediction if bias is None else prediction + bias)), axis=0)
-
-
-def _mean(values: Array) -> Array:
-    """Returns the mean over examples in two passes: the second removes the rounding of
-    the first, which outliers make large.
-    """
-    # a product sums faster than a reduction
-    average = jnp.full(values.shape[0], 1 / values.shape[0], values.dtype)
-    first = matmul(average, values)
-    return first + matmul(average, values - first)
-
-
-@jax.jit
-def centre(X: Float[Array | np.ndarray, "N D"]) -> Float[Array, "N D"]:
-    """Returns X without its mean; a coordinate that is constant up to rounding becomes
-    exactly zero, not scaled-up noise.
-    """
-    X = jnp.asarray(X)
-    return _centred(X, _mean(X))
-
-
-def _centred(X: Array, mean: Array) -> Array:
-    centred = X - mean
-    spread = jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
-    constant = spread <= 4 * jnp.finfo(X.dtype).eps * jnp.abs(mean)
-    return jnp.where(constant, 0, centred)

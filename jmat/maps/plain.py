@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy import ndarray
 
-from jmat.maps.least_squares import Solution, centre, checked
+from jmat.maps.centring import centre
+from jmat.maps.least_squares import checked
+from jmat.maps.solution import Solution
 
 SOLVERS = ("qr", "lstsq")
 

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
-from jmat.capture.moments import Moments, check_pairs, mean, merge, second_moments, spread
-from jmat.maps.least_squares import Solution
+from jmat.capture.moments import Moments, mean, merge
+from jmat.capture.statistics import check_pairs, second_moments, spread
 from jmat.maps.metric import Metric
 from jmat.maps.roots import Roots, Spectrum, projected, roots, solved, spectrum, varying
+from jmat.maps.solution import Solution
 from jmat.runtime.precision import float64
 
 SOURCE, TARGET = "source", "target"

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from jmat.maps.types import Identity
-from jmat.models.edits import check_site, is_edit
+from jmat.models.edits import is_edit
+from jmat.models.site_checks import check_site
 from jmat.models.sites import Site
 from jmat.runtime.checks import whole
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jmat.models.edits import IgnoresInput, IgnoresPadding
+from jmat.models.context import IgnoresInput, IgnoresPadding
 from jmat.runtime.annotations import Leaf
 from jmat.runtime.checks import check_whole
 from jmat.runtime.pytrees import register_dataclass

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jmat.models.config import ModelConfig
-from jmat.models.edits import Context, IgnoresPadding, NeedsContext
+from jmat.models.context import Context, IgnoresPadding, NeedsContext
 from jmat.models.layers import Dense, RMSNorm
 from jmat.models.rotary import rotate
 from jmat.models.tap import UNTAPPED, Tap

@@ -19,70 +19,20 @@ one that it stands in; see `OfBlock`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
-from jmat.models.cache import Memory
-from jmat.models.config import ModelConfig
-from jmat.models.sites import Site, gather, is_square, named_sites
+from jmat.models.context import Context, IgnoresInput, IgnoresPadding, NeedsContext
+from jmat.models.sites import Site, gather, is_square
 from jmat.runtime.annotations import Leaf, PyTree
 from jmat.runtime.arrays import on_host
 from jmat.runtime.errors import first_line
 from jmat.runtime.pytrees import register_dataclass
-
-
-class Context(NamedTuple):
-    """Holds the inputs of a block besides the stream."""
-
-    positions: Int[Array, "B T"]  # index of each token in its own text, from 0
-    # which text a token belongs to; 0 is padding; None: one text a row, no padding
-    segments: Int[Array, "B T"] | None
-    layer: Int[
-        Array | np.ndarray | np.integer, ""
-    ]  # 0-based index of the block; traced, so that all blocks share one compiled program
-    memory: Memory | None = None  # of the tokens before, while a block with a cache is traced
-
-
-# --- how stand-ins are called ---------------------------------------------------------------------
-
-
-class NeedsContext:
-    """Marks a stand-in that is called as `site(x, context)`, all others being called as
-    `site(x)`.
-    """
-
-    def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
-        """Returns what stands in for the part's output."""
-        raise NotImplementedError
-
-
-class IgnoresInput:
-    """Marks a stand-in that does not look at its input: `site.fill(shape)` is called
-    instead of `site(x)`.
-
-    `shape` is that of the site's values. So one stand-in serves sites of all shapes,
-    `embed` too.
-    """
-
-    def fill(self, shape: tuple[int, ...]) -> jax.Array:
-        """Returns the values of a site of this shape."""
-        raise NotImplementedError
-
-
-class IgnoresPadding:
-    """Marks a stand-in whose values at real tokens are the same however far a row is
-    padded on the right.
-
-    `jmat.run` pads rows of tokens to a few lengths only with such stand-ins; with
-    others, every length is a program.
-    """
-
 
 # --- edits ----------------------------------------------------------------------------------------
 
@@ -254,85 +204,9 @@ class OfBlock(NeedsContext, IgnoresPadding):
         return self.part(x, context._replace(layer=jnp.asarray(self.layer, jnp.int32)))
 
 
-# --- checks, on the host --------------------------------------------------------------------------
-
-
-def checked_sites(
-    sites: Mapping[str, Site] | None, config: ModelConfig, start: int, stop: int
-) -> dict[str, Site]:
-    """Returns `sites=` without patterns. Raises ValueError as `named_sites` and
-    `check_site`.
-    """
-    named = named_sites(sites, config, start, stop)
-    for name, site in named.items():
-        check_site(name, site)
-    return named
-
-
-def check_site(name: str, site: object) -> None:
-    """Raises ValueError for what is no callable pytree: a bare function would be traced
-    each time.
-    """
-    if isinstance(site, At):
-        if isinstance(site.site, At):
-            raise ValueError(f"site {name!r}: At inside At; give all positions to one of them.")
-        return check_site(name, site.site)
-    if isinstance(site, Edit) and not callable(site.f):
-        raise ValueError(
-            f"site {name!r}: Edit takes a function of the site's value; got a "
-            f"{type(site.f).__name__}."
-        )
-    if not callable(site) or jax.tree_util.all_leaves([site]):
-        if isinstance(site, jax.Array | np.ndarray):
-            raise ValueError(
-                f"the replacement for site {name!r} is an array; expected jmat.Constant(array), "
-                "which gives the array in place of the part's value, or jmat.Add(array), which "
-                "adds it."
-            )
-        raise ValueError(
-            f"the replacement for site {name!r} is a {type(site).__name__}; expected a callable "
-            "pytree such as jmat.Linear(W), a dataclass registered with JAX, or "
-            "jax.tree_util.Partial(function), which stands in for the part; or, to change what the "
-            "part computes, jmat.Edit(function)."
-        )
-    _check_values(name, site)
-
-
-# the last are keys of random numbers
-_KINDS = (jnp.floating, jnp.integer, jnp.bool_, jax.dtypes.extended)
-
-
-def _check_values(name: str, site: object) -> None:
-    """Raises ValueError for what holds something else than real numbers, such as text."""
-    for leaf in jax.tree.leaves(site):
-        if isinstance(leaf, bool | int | float):
-            continue
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in _KINDS):
-            got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
-            raise ValueError(
-                f"the {_role(site)} for site {name!r} holds {got}; expected real numbers."
-            )
-
-
 def is_edit(site: object) -> bool:
     """Returns whether the part is computed: by an edit, not by a stand-in."""
     return isinstance(site, (*EDITS, At))
-
-
-def is_any_length(name: str, site: Site) -> bool:
-    """Returns whether a site does to a row what it does to the row padded further on
-    the right.
-    """
-    if is_square(name):
-        return False  # the values have an axis of keys
-    if isinstance(site, At):
-        return True  # sees chosen tokens alone
-    if isinstance(site, Edit):
-        return isinstance(site.f, IgnoresPadding)
-    if isinstance(site, Add | Scale | IgnoresInput):
-        return all(np.ndim(leaf) <= 1 for leaf in jax.tree.leaves(site))  # none for each token
-    return isinstance(site, IgnoresPadding)
 
 
 # --- applying them, while a model is traced -------------------------------------------------------
@@ -404,13 +278,13 @@ def _checked(
     expected = tuple(given[-1] if size is None and given else size for size in shape)
     if given != expected:
         raise ValueError(
-            f"the {_role(site)} for site {name!r} returned shape {given} for an input of "
+            f"the {role(site)} for site {name!r} returned shape {given} for an input of "
             f"{x.shape}; expected {expected}."
         )
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
-            f"the {_role(site)} for site {name!r} returned {value.dtype}; expected floats."
+            f"the {role(site)} for site {name!r} returned {value.dtype}; expected floats."
         )
     return value
 
@@ -422,10 +296,11 @@ def _refusal(name: str, site: Site, x: jax.Array, error: Exception) -> ValueErro
     if f"site {name!r}" in str(error):
         return ValueError(str(error))
     return ValueError(
-        f"the {_role(site)} for site {name!r} does not take its input {x.dtype} {list(x.shape)}: "
+        f"the {role(site)} for site {name!r} does not take its input {x.dtype} {list(x.shape)}: "
         f"{first_line(error)}"
     )
 
 
-def _role(site: object) -> str:
+def role(site: object) -> str:
+    """Returns the word for a site's value in errors."""
     return "edit" if is_edit(site) else "replacement"

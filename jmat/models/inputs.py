@@ -16,7 +16,7 @@ from jaxtyping import Array, Int
 
 from jmat.models.cache import NOWHERE
 from jmat.models.config import ModelConfig
-from jmat.models.edits import Context
+from jmat.models.context import Context
 from jmat.runtime.arrays import on_host
 from jmat.runtime.shapes import rung
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jmat.models.config import ModelConfig
-from jmat.models.edits import IgnoresPadding
+from jmat.models.context import IgnoresPadding
 from jmat.models.tap import UNTAPPED, Tap
 
 # --- pure functions -------------------------------------------------------------------------------

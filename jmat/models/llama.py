@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jmat.models.attention import Attention
 from jmat.models.config import ModelConfig
 from jmat.models.config_reader import ConfigReader
-from jmat.models.edits import Context, IgnoresPadding, NeedsContext
+from jmat.models.context import Context, IgnoresPadding, NeedsContext
 from jmat.models.family import TRANSPOSED, Family, Key, dense_keys, norm_keys
 from jmat.models.layers import ACTIVATIONS, Embedding, FeedForward, Head, RMSNorm
 from jmat.models.rotary import read_rotary

@@ -8,9 +8,11 @@ import numpy as np
 
 from jmat.models.attention import depends_on_block
 from jmat.models.config import ModelConfig
-from jmat.models.edits import At, Edit, NeedsContext, OfBlock, checked_sites, is_edit
+from jmat.models.context import NeedsContext
+from jmat.models.edits import At, Edit, OfBlock, is_edit
 from jmat.models.family import Transformer
 from jmat.models.inputs import Values
+from jmat.models.site_checks import checked_sites
 from jmat.models.sites import Site, is_reached, kept_names
 from jmat.models.tap import BLOCK
 

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from jmat.models.cache import Cache, KeysValues, Memory, columns_of, positions_behind
-from jmat.models.edits import Context, IgnoresInput, apply_site, is_edit
+from jmat.models.context import Context, IgnoresInput
+from jmat.models.edits import apply_site, is_edit
 from jmat.models.family import Transformer
 from jmat.models.settling import inside_block
 from jmat.models.sites import Site

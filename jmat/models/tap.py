@@ -8,7 +8,8 @@ from functools import partial
 import jax
 from jax.typing import DTypeLike
 
-from jmat.models.edits import Context, apply_site, is_edit
+from jmat.models.context import Context
+from jmat.models.edits import apply_site, is_edit
 from jmat.models.sites import Site, gather, is_square
 
 # A block itself, in contrast to its parts, is called so inside the jitted program that all blocks

@@ -19,8 +19,8 @@ from jmat.data.batches import Batch
 from jmat.data.examples import Examples, Split
 from jmat.data.sampling import PROTOCOLS, skipped_tokens
 from jmat.maps.jumps import fit_jumps, fit_jumps_to_moments, jump_pairs
-from jmat.maps.least_squares import Solution
 from jmat.maps.plain import SOLVERS
+from jmat.maps.solution import Solution
 from jmat.maps.types import Linear
 from jmat.models.cost import moments_bytes
 from jmat.models.family import Transformer

@@ -14,7 +14,8 @@ from jmat.data.examples import Split, fingerprint, mask_positions, target_tokens
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
 from jmat.metrics.predictions import Predictions
-from jmat.models.edits import NeedsContext, apply_site
+from jmat.models.context import NeedsContext
+from jmat.models.edits import apply_site
 from jmat.models.family import Transformer, check_model
 from jmat.models.sites import Site, stream_sites
 from jmat.models.stack import model_dtype

@@ -882,7 +882,7 @@ _THIRD = [
         "test_moments.py test_moments_far_from_zero.py test_streaming.py",
     ),
     Change(
-        "jmat/maps/least_squares.py",
+        "jmat/maps/solution.py",
         "few = self.n - (self.bias is not None) < dimensions",
         "few = self.n < dimensions",
         "a fit with a bias and as many examples as dimensions: the cause is wrong",

@@ -21,8 +21,10 @@ from jmat.capture.snapshots import Snapshots
 from jmat.capture.stream import block_by_block, stream_moments, token_inputs
 from jmat.capture.sweep import example_numbers, sweep
 from jmat.data.batches import Batch
+from jmat.maps.centring import centre, energy
 from jmat.maps.from_moments import Linearity, anisotropy, fit, linearity
-from jmat.maps.least_squares import Solution, centre, energy, factorise_each
+from jmat.maps.least_squares import factorise_each
+from jmat.maps.solution import Solution
 from jmat.models.family import Transformer
 from jmat.models.sites import SUBMODULES, stream_sites
 from jmat.report.rows import Row

@@ -44,7 +44,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from jmat.checkpoint import parameters, with_parameters
-from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.least_squares import lstsq
+from jmat.maps.solution import Solution
 from jmat.maps.types import Linear
 from jmat.models.config import ModelConfig
 from jmat.models.family import Transformer

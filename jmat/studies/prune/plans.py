@@ -12,7 +12,8 @@ from numpy import ndarray
 from jmat.capture.activations import capture
 from jmat.data.examples import Split, mask_positions
 from jmat.data.text import whole_sentences
-from jmat.maps.least_squares import Solution, lstsq
+from jmat.maps.least_squares import lstsq
+from jmat.maps.solution import Solution
 from jmat.maps.types import Identity, Linear
 from jmat.models.family import Transformer
 from jmat.models.sites import Site, stream_sites

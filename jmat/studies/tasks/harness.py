@@ -18,8 +18,8 @@ import numpy as np
 from jmat.data.encoding import SpecialTokens, Tokenizer, special_tokens, text_tokens
 from jmat.maps.shortcut import Shortcut
 from jmat.maps.types import Identity
-from jmat.models.edits import checked_sites
 from jmat.models.family import Transformer, check_model
+from jmat.models.site_checks import checked_sites
 from jmat.models.sites import Site
 from jmat.runtime.annotations import Fields
 from jmat.runtime.checks import check_whole, whole
