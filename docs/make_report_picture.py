@@ -14,9 +14,7 @@ import tempfile
 from PIL import Image
 
 PICTURE = pathlib.Path(__file__).parent / "images" / "report.png"
-COMMAND = (
-    "python -m experiments.report --model=gpt2-docs --num_fit=600 --num_eval=120 --out=runs/report"
-)
+COMMAND = "python -m experiments.report --model=gpt2-docs --out=runs/report"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _SIZE = (900, 1200)  # pixels
 _COLOURS = 128

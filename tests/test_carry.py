@@ -37,7 +37,9 @@ def stacked(stream, state, later, both):
 
 
 @pytest.mark.parametrize("earlier", ["both", "final"])
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_it_is_least_squares_on_stacked_inputs(gpt2, gpt2_examples, streams, earlier, rounds):
     stream, final, later = streams
     both = earlier == "both"

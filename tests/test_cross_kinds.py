@@ -103,6 +103,7 @@ def test_rows_by_layer_are_those_of_a_run_of_mat(gpt2, held_out):
         assert one(means, **label)["value"] == pytest.approx(row["value"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_script_compares_kinds_on_two_texts():
     corpora = [text(), text(seed=1)]
     given = {"num_fit": 120, "num_eval": 30, "layers": "1,3", "sizes": "70,100"}

@@ -80,7 +80,13 @@ def keep_given(given, _):
     return given
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (number > 2))
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_every_site_of_every_family_takes_an_edit_everywhere_and_at_tokens(case):
     """All sites at once, each with random values: a site that passed its edit over
     would show other ones.

@@ -49,6 +49,7 @@ def by_hand(model, found, exits):
     return kl, agrees, log_p
 
 
+@pytest.mark.slow
 def test_laws_are_those_of_full_passes(gpt2, exits):
     found = jmat.generate(
         gpt2, prompts(gpt2.config.vocab_size), max_new_tokens=NEW, exits=exits["recompute"]

@@ -177,7 +177,17 @@ def test_bfloat16_checkpoint_is_read_exactly(tmp_path):
     assert np.abs(logits_of(low) - expected).max() < 0.1 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", ["bloom-plain", "gpt_neox-odd-pairs", "opt-350m", "roberta-plain"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bloom-plain",
+        "opt-350m",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt_neox-odd-pairs", "roberta-plain")
+        ),
+    ],
+)
 def test_bfloat16_all_the_way(name):
     case = BY_NAME[name]
     low, high = hf.ours(case, dtype="bfloat16"), hf.ours(case)

@@ -288,7 +288,7 @@ def test_misuse_is_one_sentence_that_names_the_site(given, message):
 # --- dtypes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_narrow_dtypes_are_near_float32_and_predict_in_float32(dtype):
     for case in (CASES["gpt2"], CASES["bert"]):
         wide, narrow = hf.ours(case), hf.ours(case, dtype=dtype)

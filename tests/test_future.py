@@ -30,6 +30,7 @@ def test_sums_begin_at_the_example_and_end_with_its_text(gpt2, gpt2_examples, ex
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_map_is_affine_least_squares_to_the_sums(gpt2, gpt2_examples, expected):
     X = jmat.capture(gpt2, gpt2_examples.fit, "block.0")["block.0"]
     fit = jmat.fit_map(gpt2, gpt2_examples.fit, 1, 4, kind="future_sum")

@@ -161,6 +161,7 @@ def test_requests_of_the_harness_are_answered(loaded, monkeypatch):
     assert harness.generate_until(asked) == expected.answers([("Return a new", options)])
 
 
+@pytest.mark.slow
 def test_answers_are_generated_text(loaded):
     """Each request by itself, whatever the others: with its stops, its law and its end."""
     model, tokenizer = loaded

@@ -40,7 +40,10 @@ def tokens_of(rows, length):
 PADDED = [(1, 7), (9, 9), (33, 5)]
 
 
-@pytest.mark.parametrize(("rows", "length"), PADDED)
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [PADDED[0], *(pytest.param(*size, marks=pytest.mark.slow) for size in PADDED[1:])],
+)
 def test_padding_changes_nothing(gpt2, bert, rows, length):
     for model in (gpt2, bert):
         tokens, keep = tokens_of(rows, length), tuple(readable(2, 4))

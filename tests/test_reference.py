@@ -125,6 +125,9 @@ def test_early_exit(lab):
     check(rows, [row for row in lab.figures if "lambda" in row])
 
 
+@pytest.mark.parametrize(
+    "lab", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
 def test_submodules(lab):
     want = [row for row in lab.figures if row["map"] in ABLATIONS]
     if lab.model.config.causal:

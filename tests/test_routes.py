@@ -17,7 +17,9 @@ from tests.test_linearity import cut_examples
 from tests.test_streaming import few, in_memory
 
 
-@pytest.mark.parametrize(("family", "tolerance"), [("gpt2", 1e-5), ("bert", 1e-3)])
+@pytest.mark.parametrize(
+    ("family", "tolerance"), [("gpt2", 1e-5), pytest.param("bert", 1e-3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("targets", "intercept"), [("all", False), ("final", True)])
 def test_maps_of_both_routes_predict_the_same(family, tolerance, targets, intercept, request):
     # A post-norm stream is all but dependent: the activations' own rounding shows in BERT's maps.

@@ -149,6 +149,7 @@ def test_names_of_pairs_are_those_of_their_sites(gpt2, gpt2_examples):
         stream_moments(gpt2, batches, [("embed", "resid_post.4")])
 
 
+@pytest.mark.slow
 def test_names_of_gradients_and_sums_are_those_of_their_sites(gpt2, gpt2_examples):
     split = few(gpt2_examples.fit, 40)
     given = {"skip_first": 1, "error": 0}

@@ -185,9 +185,9 @@ def law(model, prompt, length, top_k, temperature):
     "name",
     [
         pytest.param("map", marks=pytest.mark.slow),
-        "least",
+        pytest.param("least", marks=pytest.mark.slow),
         "words",
-        "lookup",
+        pytest.param("lookup", marks=pytest.mark.slow),
         pytest.param("carry", marks=pytest.mark.slow),
     ],
 )

@@ -80,6 +80,7 @@ def test_every_kind_of_head_reads_a_short_list(case):
     )
 
 
+@pytest.mark.slow
 def test_bert_leaves_early_too(bert, bert_examples):
     L = bert.config.layers
     tokens, lengths, positions = padded(bert_examples.eval, 8, causal=False)

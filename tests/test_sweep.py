@@ -151,6 +151,7 @@ USERS = (
     distilled,
     measured,
 )
+LONG = (heads_ablated, refitted, scored, compared, measured)
 
 
 @pytest.fixture
@@ -172,7 +173,13 @@ def rows_seen(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("user", USERS, ids=lambda user: user.__name__)
+@pytest.mark.parametrize(
+    "user",
+    [
+        pytest.param(user, id=user.__name__, marks=[pytest.mark.slow] * (user in LONG))
+        for user in USERS
+    ],
+)
 def test_each_device_computes_its_share_and_all_find_what_one_finds(
     user, gpt2, gpt2_examples, rows_seen, monkeypatch
 ):
