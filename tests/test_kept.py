@@ -33,7 +33,7 @@ RUNS = {
     "prune a masked model": (
         "prune",
         {"model": BERT, "method": "map,distil", "remove": 1, "rescore": True, "score": "linearity_without_residual",
-         "distil_steps": 3, "kl_weight": 0.5, "distil_loss": "plain", **FEW},
+         "distil_steps": 3, "kl_weight": 0.5, "distil_loss": "plain", **FEW, "num_fit": 200},
     ),
 }  # fmt: skip
 
