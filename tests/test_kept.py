@@ -41,7 +41,9 @@ RUNS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "prune a masked model"))
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name in ("prune spans", "prune a masked model"))
+        )
         for name in RUNS
     ],
 )

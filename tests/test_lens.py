@@ -49,6 +49,7 @@ def affine(x, y):
     return fit_kind(parse_kind("affine"), Regression(pair_moments(x, y)))
 
 
+@pytest.mark.slow
 def test_kl_on_held_out_text_is_below_that_of_the_affine_map(gpt2, streams, maps):
     x, y = streams[1]
     start = divergence(gpt2, y, affine(*streams[0])(x))

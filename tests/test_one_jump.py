@@ -59,6 +59,7 @@ def test_the_choice_and_the_map(gpt2, streams):
         assert np.linalg.norm(wrong - expected) > 1e-2 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_the_study_has_one_map_for_all_layers(gpt2, gpt2_examples, streams):
     kinds = [f"one_jump_kl:{RANK}", f"one_jump_kl:{RANK}+int8", "affine"]
     options = map_zoo.Options(kinds=kinds, layers=LAYERS)

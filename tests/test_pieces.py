@@ -57,6 +57,7 @@ def test_too_short_a_text_is_told(file, tmp_path):
         draw_pieces(tmp_path / "none.txt", 100, 1, 1, 0)
 
 
+@pytest.mark.slow
 def test_linearity_reads_all_tokens_of_the_pieces():
     sizes = {"num_fit": 25, "num_eval": 10, "seed": 1}
     outcome = call("linearity", "--noparts", corpus=text(), piece_length=90, **sizes)
