@@ -176,3 +176,12 @@ def test_the_report_page_has_every_claim_with_its_rule():
         assert f"| {claim.statement} | {claim.rule} |\n" in page, claim.statement
     for study in STUDIES:
         assert f"| `{study}` |" in page, study
+
+
+def test_links_to_notebooks_lead_to_their_pages():
+    """GitHub follows them to the notebooks; on the site a page stands in their place."""
+    text = (DOCS / "assets" / "notebook_pages.py").read_text("utf-8")
+    (pattern,) = re.findall(r're\.sub\(r"(\(.*ipynb.*?)", r"', text)
+    links = "[a](notebooks/x.ipynb), [b](../y.ipynb#top), `z.ipynb`, [c](w.md)"
+    expected = "[a](notebooks/x.md), [b](../y.md#top), `z.ipynb`, [c](w.md)"
+    assert re.sub(pattern, r"\1.md", links) == expected

@@ -31,6 +31,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Returns a page whose links to notebooks lead to their pages."""
+    return re.sub(r"(\]\([^)\s]*)\.ipynb(?=[)#])", r"\1.md", markdown)
+
+
 def page(notebook: dict[str, Any]) -> str:
     """Returns a notebook as Markdown: its texts, its code, and the outputs as HTML."""
     parts = []
