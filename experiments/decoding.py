@@ -14,8 +14,7 @@ tokens that were accepted, tokens a check, the layer at which tokens left, token
 second, and how many times as fast as plain text that is. Writes results.json,
 decoding.png, the maps, and decoding.json with all tokens and times. Expect later layers
 to be accepted more often, and most drafts to take longer than plain text where the head
-costs as much as a few blocks. Some five minutes on two CPU cores with the bundled model;
-`--ways=draft` takes two.
+costs as much as a few blocks. Some two minutes on two CPU cores with the bundled model.
 """
 
 from absl import flags
