@@ -276,6 +276,7 @@ def test_prompts_come_from_a_file(tmp_path):
         ({"new_tokens": 126}, "ask for at most 120"),
         ({"turns": -1}, "turns=-1"),
         ({"ways": ["drafts"]}, "ways"),
+        ({"kinds": ["tuned"]}, "is not fitted to one pair of sites in closed form"),
         ({"fills": ["cpy"]}, "fills"),
         ({"thresholds": ["x"]}, "thresholds=x: expected numbers, such as 0.5,0.9"),
         ({"thresholds": [1.5]}, "1.5"),

@@ -521,6 +521,7 @@ def test_what_does_not_go_together(gpt2, bert, maps):
         ([], {}, r"layers=\[\]: expected layers from 1 to 3"),
         (2, {}, "layers=2: expected a list"),
         ([2], {"kind": "jacobian"}, "is not fitted to one pair of sites in closed form"),
+        ([2], {"kind": "future_sum"}, "is not fitted to one pair of sites in closed form"),
         ([2], {"kind": "diag", "fill": "direct"}, "keeps the width"),
         ([2], {"fill": "none"}, "fill='none': expected one of recompute, copy, map, direct"),
         ([2], {"threshold": 2}, "threshold=2: expected a number from 0 to 1"),

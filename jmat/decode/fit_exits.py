@@ -71,7 +71,7 @@ def fit_exits(
     config = model.config
     check_causal(config)
     check_choice("fill", fill, FILLS)
-    wanted = _checked_kind(kind)
+    wanted = checked_exit_kind(kind)
     sources = _checked_layers(layers, config)
     wide = 2 * (config.kv_heads or config.heads) * config.head_width
     wanted.check_width(config.width, wide if fill == DIRECT else config.width)
@@ -116,9 +116,12 @@ def _fitted(
     }
 
 
-def _checked_kind(text: str) -> Kind:
+def checked_exit_kind(text: str) -> Kind:
+    """Returns the kind of a name. Raises ValueError for one that is not fitted to one pair
+    of sites in closed form.
+    """
     kind = parse_kind(text)
-    if kind.entry.fit is None or kind.entry.needs_head or kind.entry.is_pooled:
+    if not kind.fits_a_pair or kind.entry.needs_head:
         raise ValueError(
             f"kind={text!r} is not fitted to one pair of sites in closed form: choose one such as "
             f"{MAT}, {AFFINE} or ridge:1e-2."

@@ -185,7 +185,7 @@ def _check_kind(name: str, width: int) -> None:
         return
     kind = parse_kind(name)
     kind.check_width(width, width)
-    if kind.entry.fit is None or kind.entry.is_pooled or kind.entry.sums_future:
+    if not kind.fits_a_pair:
         raise ValueError(
             f"kind {name!r} is no closed form of one layer; give {CARRY!r}, or a kind such as "
             f"{AFFINE!r}."

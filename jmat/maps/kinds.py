@@ -183,6 +183,12 @@ class Kind:
         return entry.train is not None or entry.choose is not None or entry.sums_future
 
     @property
+    def fits_a_pair(self) -> bool:
+        """Returns whether the moments of one source and one target alone give the map."""
+        entry = self.entry
+        return entry.fit is not None and not entry.is_pooled and not entry.sums_future
+
+    @property
     def exact(self) -> "Kind":
         """Returns the kind without int8."""
         return dataclasses.replace(self, int8=False)

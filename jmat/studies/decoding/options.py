@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from jmat.decode.draft import MOST_DRAFTED
 from jmat.decode.exits import FILLS, Exits
+from jmat.decode.fit_exits import checked_exit_kind
 from jmat.maps.kinds import AFFINE, parse_kinds
 from jmat.maps.types import Identity
 from jmat.metrics.confidence import CONFIDENCES, PATIENCE
@@ -18,7 +19,7 @@ from jmat.runtime.checks import (
     chosen,
     chosen_layers,
 )
-from jmat.studies.decoding.methods import WAYS
+from jmat.studies.decoding.methods import EXIT, WAYS
 from jmat.studies.kind_settings import KindSettings
 from jmat.studies.map_zoo.fits import check_fitted_here
 
@@ -72,6 +73,8 @@ class Options(KindSettings):
         super().__post_init__()
         check_fitted_here(parse_kinds(self.kinds), "decoding")
         chosen("ways", self.ways, WAYS)
+        for kind in self.kinds if EXIT in self.ways else ():
+            checked_exit_kind(kind)
         chosen("fills", self.fills, FILLS)
         check_whole("short_list", self.short_list, 0)
         check_choice("confidence", self.confidence, CONFIDENCES)

@@ -2,6 +2,7 @@
 plain greedy text.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -12,6 +13,7 @@ from numpy import ndarray
 
 from jmat.data.encoding import Tokenizer
 from jmat.data.examples import Examples
+from jmat.decode.exits import DIRECT, MAP, RECOMPUTE, Exits
 from jmat.decode.fit_exits import fit_exits
 from jmat.decode.generate import generate
 from jmat.decode.options import check_lengths
@@ -187,11 +189,15 @@ def _methods(
     if EXIT in options.ways:
         read, fitted = fit_split(subject, options), {}
         for kind in map(str, parse_kinds(options.kinds)):
+            by_maps: dict[str, Exits] = {}  # fills without maps of their own share one fit
             for fill in options.fills:
-                subject.announce(f"fitting exits: {kind}, {fill}")
-                own: Keywords = {"confidence": options.confidence, "fill": fill, "kind": kind}
-                level = options.levels[0]
-                fitted[kind, fill] = fit_exits(model, read, layers, level, words=words, **own)
+                needed = fill if fill in (MAP, DIRECT) else RECOMPUTE
+                if needed not in by_maps:
+                    subject.announce(f"fitting exits: {kind}, {fill}")
+                    own: Keywords = {"confidence": options.confidence, "fill": needed, "kind": kind}
+                    level = options.levels[0]
+                    by_maps[needed] = fit_exits(model, read, layers, level, words=words, **own)
+                fitted[kind, fill] = dataclasses.replace(by_maps[needed], fill=fill)
         methods += exit_methods(fitted, options.levels)
     return methods
 
