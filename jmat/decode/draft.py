@@ -1,7 +1,7 @@
 """Drafts: the next tokens as an early layer foresees them, for the whole model to check."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -135,7 +135,7 @@ class Earlier(NamedTuple):
 
 
 def apply_map(
-    stand_in: Site | Carry, x: Float[Array, "B 1 D"], earlier: Earlier | None
+    stand_in: Site | Carry, x: Float[Array, "B 1 D"], earlier: Earlier | None = None
 ) -> Float[Array, "B 1 D"]:
     """Returns what a draft's map makes of a stream, in the stream's dtype. Raises
     ValueError where it is another shape.
@@ -162,8 +162,6 @@ def check_draft(draft: Draft, model: Transformer, sites: Mapping[str, Site]) -> 
             f"a draft from layer {draft.layer}: expected 1 to {config.layers - 1}, since some "
             "blocks draft and the others check."
         )
-    if isinstance(draft.map, NeedsContext):
-        raise ValueError("a draft's map sees one token at a time; this one needs the others.")
     if draft.words is not None:
         check_ids("words: token id", np.asarray(draft.words), config.vocab_size)
         if "logits" in sites:
@@ -173,12 +171,29 @@ def check_draft(draft: Draft, model: Transformer, sites: Mapping[str, Site]) -> 
             )
     if isinstance(draft.map, Carry):
         _check_carry(draft.map, config.width)
-        return
-    x = jax.ShapeDtypeStruct((2, 1, config.width), model_dtype(model))
+    else:
+        check_token_map("draft's map", draft.map, model)
+
+
+def check_token_map(
+    name: str, site: Site, model: Transformer, call: Callable[..., object] = apply_map
+) -> None:
+    """Raises ValueError for a map that does not take a stream of this model token by
+    token, or does not lead where it should.
+
+    Args:
+      name: how errors call the map.
+      site: the map.
+      model: whose stream it reads.
+      call: applies the map; raises ValueError for another width.
+    """
+    if isinstance(site, NeedsContext):
+        raise ValueError(f"the {name} sees one token at a time; this one needs the others.")
+    stream = jax.ShapeDtypeStruct((2, 1, model.config.width), model_dtype(model))
     try:
-        jax.eval_shape(lambda stand_in, x: apply_map(stand_in, x, None), draft.map, x)
+        jax.eval_shape(call, site, stream)
     except ValueError as error:
-        raise ValueError(f"the draft's {error}") from error
+        raise ValueError(f"the {name} does not fit the model: {error}") from error
 
 
 def _check_carry(carry: Carry, width: int) -> None:

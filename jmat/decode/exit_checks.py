@@ -1,21 +1,18 @@
 """Checks that exits are of a model, and go with what else is asked of it, before any work."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jmat.decode.draft import apply_map
+from jmat.decode.draft import apply_map, check_token_map
 from jmat.decode.exits import DIRECT, MAP, Exits
 from jmat.decode.fills import keys_and_values
 from jmat.models.config import ModelConfig
-from jmat.models.context import NeedsContext
 from jmat.models.edits import is_edit
 from jmat.models.family import Transformer
 from jmat.models.inputs import check_ids
 from jmat.models.sites import Site
-from jmat.models.stack import model_dtype
 
 
 def check_exits(exits: Exits, model: Transformer, sites: Mapping[str, Site]) -> None:
@@ -43,7 +40,7 @@ def check_exits(exits: Exits, model: Transformer, sites: Mapping[str, Site]) -> 
             f"none: give a map for each of {', '.join(map(str, looked_at))}."
         )
     for layer in looked_at:
-        check_token_map(f"map of layer {layer}", exits.maps[layer], model, _stream)
+        check_token_map(f"map of layer {layer}", exits.maps[layer], model)
     _check_fills(exits, model, sites)
     if exits.words is not None:
         check_ids("words: token id", np.asarray(exits.words), config.vocab_size)
@@ -52,10 +49,6 @@ def check_exits(exits: Exits, model: Transformer, sites: Mapping[str, Site]) -> 
                 "words reads a few columns of the model's own head, and site 'logits' changes the "
                 "head: leave out one of the two."
             )
-
-
-def _stream(site: Site, x: Float[Array, "B 1 D"]) -> Float[Array, "B 1 D"]:
-    return apply_map(site, x, None)
 
 
 def _check_fills(exits: Exits, model: Transformer, sites: Mapping[str, Site]) -> None:
@@ -71,7 +64,7 @@ def _check_fills(exits: Exits, model: Transformer, sites: Mapping[str, Site]) ->
         return keys_and_values(site, x, model.config)
 
     for l, k in exits.skipped(model.config):
-        call = _stream if exits.fill == MAP else pair
+        call = apply_map if exits.fill == MAP else pair
         check_token_map(f"fill of layer {l} for block {k}", exits.fills[l, k], model, call)
     for name, site in sites.items() if exits.fill == DIRECT else ():
         _, _, part = name.removeprefix("block.").partition(".")
@@ -81,24 +74,3 @@ def _check_fills(exits: Exits, model: Transformer, sites: Mapping[str, Site]) ->
                 f"fill='direct' gives a block's keys and values, and site {name!r} changes what "
                 "they come from: leave out one of the two."
             )
-
-
-def check_token_map(
-    name: str, site: Site, model: Transformer, call: Callable[[Site, Array], object]
-) -> None:
-    """Raises ValueError for a map that does not take a stream of this model token by
-    token, or does not lead where it should.
-
-    Args:
-      name: how errors call the map.
-      site: the map.
-      model: whose stream it reads.
-      call: applies the map; raises ValueError for another width.
-    """
-    if isinstance(site, NeedsContext):
-        raise ValueError(f"the {name} sees one token at a time; this one needs the others.")
-    stream = jax.ShapeDtypeStruct((2, 1, model.config.width), model_dtype(model))
-    try:
-        jax.eval_shape(call, site, stream)
-    except ValueError as error:
-        raise ValueError(f"the {name} does not fit the model: {error}") from error

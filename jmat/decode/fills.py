@@ -1,5 +1,5 @@
-"""What the cache of skipped blocks holds: keys and values of tokens that left before
-these blocks.
+"""Fills the cache of skipped blocks with keys and values of the tokens that left before
+them.
 
 | | what block k keeps of a token that left at layer l |
 |---|---|
@@ -33,7 +33,7 @@ from jmat.models.sites import Site
 _TOGETHER = 8  # tokens of a row that are made good in one pass, where rows are few
 _IN_ALL = 32  # tokens of all rows in such a pass: most of them are padding where rows are many
 
-Carry = TypeVar("Carry")
+Carried = TypeVar("Carried")
 
 
 class Gaps(NamedTuple):
@@ -47,14 +47,14 @@ class Gaps(NamedTuple):
     streams: Float[Array, "B S D"]
 
 
-def run_if(wanted: Bool[Array, ""], step: Callable[[Carry], Carry], carry: Carry) -> Carry:
+def run_if(wanted: Bool[Array, ""], step: Callable[[Carried], Carried], carry: Carried) -> Carried:
     """Returns `step(carry)` where that is wanted, and the carry as it is where not.
 
     It is a loop of one turn or none, which changes the cache in place: `jax.lax.cond`
     has it copied in its branches.
     """
 
-    def turn(given: tuple[Bool[Array, ""], Carry]) -> tuple[Bool[Array, ""], Carry]:
+    def turn(given: tuple[Bool[Array, ""], Carried]) -> tuple[Bool[Array, ""], Carried]:
         return jnp.zeros((), bool), step(given[1])
 
     return jax.lax.while_loop(lambda given: given[0], turn, (wanted, carry))[1]
@@ -128,7 +128,7 @@ def fill_in(
     for k in range(layer, model.config.layers):
         given, sites = x, rules.sites
         if k > layer and plan.fill == MAP:
-            given = apply_map(looks.fills[layer, k], x, None)
+            given = apply_map(looks.fills[layer, k], x)
         elif k > layer and plan.fill == DIRECT:
             pair = keys_and_values(looks.fills[layer, k], x, model.config)
             names = (f"block.{k}.attn.k", f"block.{k}.attn.v")

@@ -19,7 +19,7 @@ from jmat.decode.lookup import Lookup
 from jmat.decode.options import check_lengths, checked_stops, checked_strings, writing_sites
 from jmat.decode.passes import Rules, State, first, read_prompts, usual_piece, write
 from jmat.decode.plan import looks_of
-from jmat.decode.prompts import Prompts, prompt_ids
+from jmat.decode.prompts import Prompts, padded_rows, prompt_ids
 from jmat.decode.result import Generated
 from jmat.decode.sample import checked_law
 from jmat.decode.speculate import begin, drafter_of, plan_of, write_drafted
@@ -187,9 +187,7 @@ def _run(
     rows = rung(count) if count <= _MOST_ROWS and not rules.sites else count
     lengths = np.zeros(rows, np.int32)
     lengths[:count] = [len(row) for row in ids]
-    tokens = np.zeros((rows, int(lengths.max())), np.int32)
-    for row, prompt in enumerate(ids):
-        tokens[row, : len(prompt)] = prompt
+    tokens = padded_rows(ids, rows)
     room = min(rung(int(lengths.max()) + most, 32), config.num_positions)
     cache = new_cache(model, rows, room)
     x, cache = read_prompts(model, tokens, lengths, cache, rules.sites, usual_piece(rows))

@@ -21,8 +21,10 @@ from jmat.decode.fills import Gaps, catch_up, fill_in, run_if
 from jmat.decode.passes import (
     Rules,
     State,
+    goes_on,
     head_at,
     last_tokens,
+    next_places,
     placed,
     read,
     split_rows,
@@ -115,14 +117,10 @@ def write_leaving(
     """Returns the state once the rows that go on have `until` new tokens, and the log."""
     model = jax.tree.unflatten(structure, leaves)
 
-    def goes_on(carry: tuple[State, Log]) -> Bool[Array, ""]:
-        state, _ = carry
-        return (state.going & (state.written < until)).any()
-
     def step(carry: tuple[State, Log]) -> tuple[State, Log]:
         state, log = carry
         token = read_token(model, state, log, rules, looks, plan)
-        place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
+        place = next_places(state)
         log = Log(
             layers=jnp.where(place, token.layers[:, None], log.layers),
             confidences=jnp.where(place[:, :, None], token.confidences[:, None], log.confidences),
@@ -131,7 +129,7 @@ def write_leaving(
         )
         return with_next(state._replace(cache=token.cache), token.logits, rules), log
 
-    state, log = jax.lax.while_loop(goes_on, step, (state, log))
+    state, log = jax.lax.while_loop(lambda carry: goes_on(carry[0], until), step, (state, log))
     layers, confidences, gaps = split_rows((log.layers, log.confidences, log.gaps), rows)
     return placed(state, rows), Log(layers, confidences, gaps, log.programs)
 
@@ -207,7 +205,7 @@ def _look(
     enough have left.
     """
     layer = plan.looked_at[i]
-    stand_in = apply_map(looks.maps[layer], token.x, None)
+    stand_in = apply_map(looks.maps[layer], token.x)
     words = None if looks.words is None else jnp.asarray(looks.words)
     scores = head_at(model, stand_in, rules, at[:, None], words)[:, 0]
     confidence, top, agree = _confidence(scores, token, plan, first=i == 0)

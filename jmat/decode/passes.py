@@ -205,15 +205,22 @@ def write(
     """Returns the state once the rows that go on have `until` new tokens."""
     model = jax.tree.unflatten(structure, leaves)
 
-    def goes_on(state: State) -> Bool[Array, ""]:
-        return (state.going & (state.written < until)).any()
-
     def step(state: State) -> State:
         x, cache = read(model, last_tokens(state), state.going[:, None], state.cache, rules.sites)
         state = state._replace(cache=cache)
         return with_next(state, _last_logits(model, state, x[:, 0], rules), rules)
 
-    return placed(jax.lax.while_loop(goes_on, step, state), rows)
+    return placed(jax.lax.while_loop(lambda state: goes_on(state, until), step, state), rows)
+
+
+def goes_on(state: State, until: Int[np.ndarray | np.integer | Array, ""]) -> Bool[Array, ""]:
+    """Returns whether some row that goes on has fewer new tokens than `until`."""
+    return (state.going & (state.written < until)).any()
+
+
+def next_places(state: State) -> Bool[Array, "B N"]:
+    """Returns where the next token of each row that goes on stands among the new ones."""
+    return (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
 
 
 def last_tokens(state: State) -> Int[Array, "B 1"]:
@@ -248,7 +255,7 @@ def _last_logits(
 def with_next(state: State, logits: Float[Array, "B V"], rules: Rules) -> State:
     """Returns the state with one more token in each row that goes on, from its logits."""
     token = draw(processed(logits, state.seen, rules.law), rules.law, rules.key, state.written)
-    place = (jnp.arange(state.tokens.shape[1]) == state.written[:, None]) & state.going[:, None]
+    place = next_places(state)
     scores = state.scores
     if scores is not None:
         score = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), token[:, None], axis=1)

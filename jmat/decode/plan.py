@@ -1,5 +1,5 @@
-"""What the program that lets tokens leave is made from: numbers, which may change, and a
-plan, which decides it.
+"""Splits exits into numbers, which may change, and a plan, which decides the program that
+lets tokens leave.
 """
 
 from collections.abc import Mapping

@@ -69,6 +69,18 @@ def prompt_ids(
     return ids
 
 
+def padded_rows(
+    ids: Sequence[Int32[ndarray, " _"]], rows: int | None = None
+) -> Int32[ndarray, "B T"]:
+    """Returns token ids as rows of one length, with zeros behind them; `rows` of them,
+    by default as many as there are.
+    """
+    padded = np.zeros((len(ids) if rows is None else rows, max(map(len, ids))), np.int32)
+    for row, own in enumerate(ids):
+        padded[row, : len(own)] = own
+    return padded
+
+
 def _several(prompts: object) -> Sequence[Any]:
     """Returns a list of prompts, also where one is given by itself."""
     if isinstance(prompts, str) or _is_chat(prompts):

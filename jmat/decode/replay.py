@@ -11,8 +11,9 @@ from numpy import ndarray
 
 from jmat.decode.exits import Exits
 from jmat.decode.leave import Log, new_log, read_token
-from jmat.decode.passes import Rules, State, head_at, read_prompts, usual_piece
+from jmat.decode.passes import Rules, State, head_at, next_places, read_prompts, usual_piece
 from jmat.decode.plan import Looks, Plan, looks_of
+from jmat.decode.prompts import padded_rows
 from jmat.decode.result import Generated
 from jmat.decode.sample import Law
 from jmat.forward import run
@@ -53,10 +54,10 @@ def replay(model: Transformer, found: Generated, exits: Exits) -> Replayed:
     N = max(len(row) for row in found.tokens)
     sizes = np.array([len(row) for row in found.prompts], np.int32)
     counts = np.array([len(row) for row in found.tokens], np.int32)
-    prompts, tokens = _padded(found.prompts), _padded(found.tokens)
+    prompts, tokens = padded_rows(found.prompts), padded_rows(found.tokens)
     cache = new_cache(model, B, int((sizes + counts).max()))
     _, cache = read_prompts(model, prompts, sizes, cache, {}, usual_piece(B))
-    whole = _padded(found.sequences)
+    whole = padded_rows(found.sequences)
     x, _ = run(model, whole, mask=np.arange(whole.shape[1]) < (sizes + counts)[:, None])
     places = np.minimum(sizes[:, None] + np.arange(N) - 1, whole.shape[1] - 1)
     state = State(
@@ -113,7 +114,7 @@ def _replayed(
         compared = compare_distributions(full, distribution(token.logits, 2), (1,))
         target = jnp.take_along_axis(state.tokens, state.written[:, None], axis=1)[:, 0]
         now = Replayed(compared["kl"], compared["precision@1"], full.log_p_of(target))
-        place = (jnp.arange(N) == state.written[:, None]) & state.going[:, None]
+        place = next_places(state)
         values = Replayed(
             *(jnp.where(place, new[:, None], kept) for new, kept in zip(now, values, strict=True))
         )
@@ -126,10 +127,3 @@ def _replayed(
     none = Replayed(*(jnp.full((B, N), jnp.nan) for _ in range(3)))
     _, log, values = jax.lax.while_loop(goes_on, step, (state, log, none))
     return values, log.layers
-
-
-def _padded(rows: tuple[Int[ndarray, " _"], ...]) -> Int[ndarray, "B T"]:
-    padded = np.zeros((len(rows), max(map(len, rows))), np.int32)
-    for row, ids in enumerate(rows):
-        padded[row, : len(ids)] = ids
-    return padded

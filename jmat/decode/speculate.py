@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from numpy import ndarray
 
 from jmat.decode.checking import Check, Drafted, checked, spliced
 from jmat.decode.draft import Draft, DraftCounts, Earlier, words_of
 from jmat.decode.drafting import Drafter, draft_tokens
 from jmat.decode.lookup import Lookup, copied_tokens
-from jmat.decode.passes import Rules, State, last_tokens, placed, read
+from jmat.decode.passes import Rules, State, goes_on, last_tokens, placed, read
 from jmat.maps.carry import Carry
 from jmat.models.cache import Cache
 from jmat.models.family import Transformer
@@ -85,7 +85,7 @@ def begin(
     return Drafting(counts, Earlier(x[:, None], stream)), cache.with_lengths(lengths[None])
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """Says what a program of drafts is compiled for.
 
     Attributes:
@@ -101,11 +101,11 @@ class Plan(NamedTuple):
     shortest: int = 0
 
 
-def plan_of(draft: Draft | Lookup) -> Plan:
+def plan_of(draft: Draft | Lookup) -> DraftPlan:
     """Returns what the program of a draft is compiled for."""
     if isinstance(draft, Lookup):
-        return Plan(draft.tokens, longest=draft.longest, shortest=draft.shortest)
-    return Plan(draft.tokens, draft.layer)
+        return DraftPlan(draft.tokens, longest=draft.longest, shortest=draft.shortest)
+    return DraftPlan(draft.tokens, draft.layer)
 
 
 def drafter_of(draft: Draft | Lookup) -> Drafter | None:
@@ -129,17 +129,13 @@ def write_drafted(
     drafter: Drafter | None,
     until: Int[np.ndarray | np.integer | Array, ""],
     *,
-    plan: Plan,
+    plan: DraftPlan,
     rows: NamedSharding | None,
 ) -> tuple[State, Drafting]:
     """Returns the state once all rows that go on have `until` new tokens at least, and
     what the next cycle needs.
     """
     model = jax.tree.unflatten(structure, leaves)
-
-    def goes_on(carry: tuple[State, Drafting]) -> Bool[Array, ""]:
-        state, _ = carry
-        return (state.going & (state.written < until)).any()
 
     def cycle(carry: tuple[State, Drafting]) -> tuple[State, Drafting]:
         state, drafting = carry
@@ -168,7 +164,9 @@ def write_drafted(
             longer, check = checked(model, state, drafted, rules, layer=plan.layer)
         return longer, _next(state, drafting, drafted, check)
 
-    state, drafting = jax.lax.while_loop(goes_on, cycle, (state, drafting))
+    state, drafting = jax.lax.while_loop(
+        lambda carry: goes_on(carry[0], until), cycle, (state, drafting)
+    )
     return placed(state, rows), _split(drafting, rows)
 
 

@@ -27,6 +27,15 @@ def environment() -> Fields:
     }
 
 
+def timed_on() -> str:
+    """Returns a sentence on which machine a clock is of."""
+    machine = environment()
+    return (
+        f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock "
+        "differs"
+    )
+
+
 def _cpu() -> str:
     """Returns the processor's model name and number of cores."""
     try:

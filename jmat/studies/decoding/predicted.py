@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int32
 from numpy import ndarray
 
 from jmat.decode.costs import DraftStep, measure_costs, speed_up
-from jmat.decode.draft import Draft
+from jmat.decode.draft import Draft, words_of
 from jmat.decode.lookup import Lookup
 from jmat.models.family import Transformer
 from jmat.report.rows import Row
@@ -42,7 +42,7 @@ def predicted_rows(
     if not drafting:
         return []
     steps = {
-        name: DraftStep(draft.layer, draft.map, _ids(draft.words))
+        name: DraftStep(draft.layer, draft.map, words_of(draft))
         for name, draft in drafting.items()
         if isinstance(draft, Draft)
     }
@@ -67,10 +67,6 @@ def predicted_rows(
         costed = {"draft_cost": drafted, "check_cost": check}
         rows.append({**method.fields, "metric": PREDICTED, "value": value, **costed})
     return rows
-
-
-def _ids(words: Sequence[int] | Int[ndarray, " W"] | None) -> Int[ndarray, " W"] | None:
-    return None if words is None else np.asarray(words)
 
 
 def _check(draft: Draft | Lookup) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from jmat.maps.carry import fit_carry
 from jmat.maps.compact import Map
 from jmat.maps.kinds import parse_kinds
 from jmat.models.family import Transformer
-from jmat.report.environment import environment
+from jmat.report.environment import timed_on
 from jmat.report.results import Results
 from jmat.report.rows import Row
 from jmat.report.tables import format_table
@@ -162,7 +162,7 @@ def run(
         tables=table,
         figures={FIGURE: plot},
         files={(TEXTS,): functools.partial(_save_texts, ids, written)},
-        remarks=[_machine()] if options.turns else [],
+        remarks=[timed_on()] if options.turns else [],
     )
 
 
@@ -206,15 +206,6 @@ def table(rows: Sequence[Row]) -> str:
     """Returns a table of the ways to write."""
     rows = [row for row in rows if "distance" not in row]
     return format_table(rows, index="method", columns=("metric",), metrics=_SHOWN, intervals=True)
-
-
-def _machine() -> str:
-    """Returns which machine the clock is of."""
-    machine = environment()
-    return (
-        f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock "
-        "differs"
-    )
 
 
 def _save_texts(

@@ -21,7 +21,7 @@ from jmat.metrics.predictions import Predictions
 from jmat.models.family import Transformer
 from jmat.models.sites import Site, stream_sites
 from jmat.report.drawing import Drawing, titled
-from jmat.report.environment import environment
+from jmat.report.environment import timed_on
 from jmat.report.names import model_name
 from jmat.report.notes import noted
 from jmat.report.plots import plot_early_exit
@@ -154,7 +154,7 @@ def run(
         subject.announce("timing passes that stop")
         sample = subject.as_read.eval, min(options.timing_examples, split.num_examples)
         rows += timing_rows(model, maps["mat"], words, every, outcomes, sample, options.protocol)
-        remarks += [_machine()] if hosts.is_first() else []
+        remarks += [timed_on()] if hosts.is_first() else []
     named = {f"mat.{l}.{L}": jumps[l, L] for l in range(L)}
     rows = noted(rows, predictions.note())
     shown: Keywords = {"tables": table, "figures": {FIGURE: plot}, "remarks": remarks}
@@ -170,12 +170,3 @@ def table(rows: Sequence[Row]) -> str:
 def plot(results: Content, **drawing: Unpack[Drawing]) -> Figure:
     """Draws precision@1 against blocks run and against FLOPs."""
     return plot_early_exit(results, **titled(drawing, f"{model_name(results)}: early exit"))
-
-
-def _machine() -> str:
-    """Returns which machine the clock is of."""
-    machine = environment()
-    return (
-        f"timed on {machine['cpu']} ({', '.join(machine['devices'])}): another machine's clock "
-        "differs"
-    )
