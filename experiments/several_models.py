@@ -17,7 +17,7 @@ from jmat.models import fields_among, read_config
 from jmat.report.results import Results, read_results
 from jmat.report.rows import Content
 from jmat.runtime.annotations import Keywords
-from jmat.runtime.files import is_temporary
+from jmat.runtime.files import discard_temporary
 from jmat.runtime.names import PREFIX
 from jmat.studies import map_zoo
 from jmat.studies.map_zoo.several import Part, combined
@@ -70,9 +70,7 @@ def _content(job: common.Job) -> Content:
     expected = Results("map_zoo", [], job.config, job.model_hash, job.text())
     found = _finished(job.out, expected)
     if found is None:
-        for path in job.out.glob("*"):  # none where there is no folder yet
-            if is_temporary(path.name) and path.is_file():  # a run was killed while it wrote
-                path.unlink(missing_ok=True)
+        discard_temporary(job.out.glob("*"))  # none where there is no folder yet
         results = job.described(map_zoo.run(job.model, job.examples, options, **job.context))
         results.save(job.out, say=cli.say, **_drawing())
         return read_results(job.out)

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +152,15 @@ def is_temporary(name: str) -> str | None:
     if match is None or pathlib.PurePath(match["name"]).suffix != (match["suffix"] or ""):
         return None
     return match["name"]
+
+
+def discard_temporary(paths: Iterable[pathlib.Path]) -> None:
+    """Deletes the temporary files among some paths: what a process that was killed left
+    half-written.
+    """
+    for path in paths:
+        if is_temporary(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def local_path(name: str) -> pathlib.Path | None:

@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from jmat.runtime.annotations import Fields
-from jmat.runtime.files import is_temporary, local_path
+from jmat.runtime.files import discard_temporary, is_temporary, local_path
 from jmat.runtime.locks import FolderLock
 from jmat.runtime.replaced import REPLACED, is_half_moved, move_aside, move_back
 from jmat.runtime.run_file import RESULTS, RUN, Owner, not_ours, read_owner, to_json, write_owner
@@ -302,6 +302,4 @@ def _sweep(folder: pathlib.Path, ours: Collection[str], wrote: Collection[str]) 
     if "checkpoints" in wrote:
         shutil.rmtree(folder / _FINISHED, ignore_errors=True)
     for name in {"model", "steps"} & set(wrote):
-        for path in (folder / name).rglob("*"):
-            if is_temporary(path.name) and path.is_file():
-                path.unlink(missing_ok=True)
+        discard_temporary((folder / name).rglob("*"))

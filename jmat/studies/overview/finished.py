@@ -17,7 +17,7 @@ from jmat.report.results import Results, read_results
 from jmat.report.rows import Content, Row
 from jmat.runtime.annotations import Fields, JsonObject
 from jmat.runtime.errors import NothingToDrawError
-from jmat.runtime.files import is_temporary, save_atomically
+from jmat.runtime.files import discard_temporary, save_atomically
 from jmat.runtime.json_files import read_json_object
 from jmat.runtime.versions import package_version
 from jmat.studies.peek.predictions import Peek
@@ -90,9 +90,7 @@ def save(folder: pathlib.Path, results: Results, done: Finished, *, say: Say) ->
     as SVG, and its duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if is_temporary(path.name) and path.is_file():  # a run was killed while it wrote there
-            path.unlink(missing_ok=True)
+    discard_temporary(folder.iterdir())
     (folder / PAGE).unlink(missing_ok=True)
     results.save(folder, say=say)
     content = json.dumps({"seconds": done.seconds, "figures": done.figures})
